@@ -70,7 +70,7 @@ class Block(NamedTuple):
     scopes: Tuple[str, ...]
 
 
-class Choice(NamedTuple):
+class PlannedChoice(NamedTuple):
     """How an op of a split is computed; ops of a split without one are computed in full on every rank.
 
     Attributes:
@@ -125,7 +125,7 @@ class Strategy(NamedTuple):
     device_type: str
     blocks_origin: str
     blocks: Tuple[Block, ...]
-    choices: Tuple[Choice, ...]
+    choices: Tuple[PlannedChoice, ...]
     settings: Tuple[Setting, ...]
     ops: Tuple[ForwardOp, ...]
 

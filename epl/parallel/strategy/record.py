@@ -19,7 +19,7 @@ from epl.ir.view import GraphView
 from epl.parallel.plan import plan as plans
 from epl.parallel.plan import strategy as strategies
 from epl.parallel.plan.sections import PartitionSection, SplitSection
-from epl.parallel.plan.strategy import Block, Choice, ForwardOp, Strategy
+from epl.parallel.plan.strategy import Block, ForwardOp, PlannedChoice, Strategy
 from epl.parallel.strategy import forward
 from epl.strategies.split import Split
 from epl.utils.errors import PlanError
@@ -121,12 +121,12 @@ def strategy_of(graph: Graph) -> Strategy:
     )
 
 
-def _choices(graph: Graph, found: ForwardPass) -> Tuple[Choice, ...]:
+def _choices(graph: Graph, found: ForwardPass) -> Tuple[PlannedChoice, ...]:
     """How the ops of splits are computed, by the plan."""
     section = None if graph.rewritten is None else plans.section(graph.rewritten.plan, SplitSection)
     place = {op.name: number for number, op in enumerate(found.ops)}
     chosen = [one for one in (() if section is None else section.ops) if one.op in place]
-    return tuple(sorted(Choice(place[one.op], one.text()) for one in chosen))
+    return tuple(sorted(PlannedChoice(place[one.op], one.text()) for one in chosen))
 
 
 def block_of(taskgraph: TaskGraph, names: List[str]) -> Block:

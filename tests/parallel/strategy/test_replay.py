@@ -228,7 +228,7 @@ def test_next_init_forgets_what_a_strategy_decided(init, tmp_path):
     assert config.zero.level == "" and config.provenance("zero.level") == "default"
 
 
-def _split_model(**scope):
+def _hybrid_model(**scope):
     """A dense layer on each device's rows, and two in a split."""
     x = tf.placeholder(tf.float32, [None, 4], "x")
     with epl.replicate(1):
@@ -245,28 +245,28 @@ SPLIT = {"cluster__colocate_split_and_replicate": True}
 def test_choices_of_a_split_are_those_of_the_strategy(init, tmp_path, monkeypatch):
     init(2, annotate=False, **SPLIT)
     given = {"two/MatMul": "shard(1)", "three/MatMul": "partial"}
-    strategy, plan = _recorded(lambda: _split_model(choices=given))
+    strategy, plan = _recorded(lambda: _hybrid_model(choices=given))
     texts = {strategy.ops[one.op].name: one.placements for one in strategy.choices}
     assert texts["two/MatMul"].startswith("full, shard(1: 32+32) -> ") and texts["three/MatMul"].endswith("partial")
     other = [one._replace(placements="full, full -> full") for one in strategy.choices]
     init(2, annotate=False, auto__plan_file=_saved(tmp_path, strategy), **SPLIT)
-    again, same = _recorded(_split_model)
+    again, same = _recorded(_hybrid_model)
     assert again.choices == strategy.choices and again.blocks == strategy.blocks
     assert [one._replace(given=False) for one in plans.section(same, SplitSection).ops] == [
         one._replace(given=False) for one in plans.section(plan, SplitSection).ops
     ]
     init(2, annotate=False, auto__plan_file=_saved(tmp_path, strategy._replace(choices=tuple(other[:1]))), **SPLIT)
     with pytest.raises(PlanError, match="give other placements for it"):
-        _recorded(lambda: _split_model(choices=given))
+        _recorded(lambda: _hybrid_model(choices=given))
     wrong = [one._replace(placements="shard(7) -> shard(7)") for one in strategy.choices]
     init(2, annotate=False, auto__plan_file=_saved(tmp_path, strategy._replace(choices=tuple(wrong))), **SPLIT)
     with pytest.raises(PlanError, match="cannot be computed so"):
-        _recorded(_split_model)
+        _recorded(_hybrid_model)
 
 
 def test_a_split_of_the_strategy_makes_the_scopes(init, tmp_path):
     init(2, annotate=False, **SPLIT)
-    strategy, plan = _recorded(lambda: _split_model(ratios=[3, 1], choices={"two/MatMul": "shard(1)"}))
+    strategy, plan = _recorded(lambda: _hybrid_model(ratios=[3, 1], choices={"two/MatMul": "shard(1)"}))
     init(2, annotate=False, auto__plan_file=_saved(tmp_path, strategy), **SPLIT)
 
     def build():

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from epl.parallel.plan import strategy as strategies
-from epl.parallel.plan.strategy import Block, Choice, ForwardOp, Setting, Strategy
+from epl.parallel.plan.strategy import Block, ForwardOp, PlannedChoice, Setting, Strategy
 from epl.utils.errors import PlanError
 
 OPS = (
@@ -24,7 +24,7 @@ def _strategy() -> Strategy:
         device_type="CPU",
         blocks_origin="balanced",
         blocks=(Block("replicate", 1, 0, (), ("x", "one")), Block("split", 0, 1, (3, 1), ("two",))),
-        choices=(Choice(3, "shard(1: 3+1) -> partial"),),
+        choices=(PlannedChoice(3, "shard(1: 3+1) -> partial"),),
         settings=(Setting("pipeline.num_micro_batch", "4", "code"), Setting("zero.level", '""', "default")),
         ops=OPS,
     )
