@@ -76,7 +76,7 @@ def _batch_sizes(rewrite: RewriteContext) -> List[BatchSize]:
     found: List[BatchSize] = []
     for source in sources:
         try:
-            found += [size for size in batch_sizes_of(bodies, source.name) if size not in found]
+            found += [size for size in batch_sizes_of(bodies, source.name, may_count=False) if size not in found]
         except UnknownBatchError as error:
             raise PlanError(
                 'auto.balance "{}" changes how many rows {!r} ({}) reads in each worker, and its batch size cannot be '

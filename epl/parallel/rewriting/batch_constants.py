@@ -33,6 +33,7 @@ _KEEP_BATCHES = frozenset(
      "ShuffleAndRepeatDataset", "ShuffleDataset", "ShuffleDatasetV2", "ShuffleDatasetV3", "SkipDataset", "SleepDataset",
      "TakeDataset", "TakeWhileDataset", "ThreadPoolDataset"]
 )  # fmt: skip
+_COUNT_BATCHES = frozenset(["SkipDataset", "TakeDataset"])  # of those, if they come after what makes batches
 _JOIN = frozenset(["ConcatenateDataset", "ZipDataset"])  # of the batches of all their inputs
 # Datasets whose elements are those of the datasets that function `f` returns.
 _FLATTEN = frozenset(
@@ -60,8 +61,13 @@ class BatchSize(NamedTuple):
     rows: int
 
 
-def batch_sizes_of(bodies: Bodies, source: str) -> List[BatchSize]:
+def batch_sizes_of(bodies: Bodies, source: str, may_count: bool = True) -> List[BatchSize]:
     """The batch sizes of a data source of the main graph, by its name; each once.
+
+    Args:
+      bodies: of the graph.
+      source: the data source.
+      may_count: whether a number of batches may be taken or skipped, which is another number of rows with other sizes.
 
     Raises:
       UnknownBatchError: one is not a constant of the input pipeline.
@@ -73,7 +79,9 @@ def batch_sizes_of(bodies: Bodies, source: str) -> List[BatchSize]:
     if node.op not in ("IteratorGetNext", "IteratorGetNextSync"):
         raise UnknownBatchError(f"{node.op} gives no batches whose size is known")
     datasets = _datasets(bodies, _producer(main, node.input[0]))
-    return list(dict.fromkeys(size for body, reference in datasets for size in _from_dataset(bodies, body, reference)))
+    return list(
+        dict.fromkeys(size for body, reference in datasets for size in _from_dataset(bodies, body, reference, may_count))
+    )
 
 
 def _datasets(bodies: Bodies, iterator: tf.NodeDef) -> Iterator[Tuple[Body, str]]:
@@ -98,7 +106,7 @@ def _datasets(bodies: Bodies, iterator: tf.NodeDef) -> Iterator[Tuple[Body, str]
             yield main, node.input[0]
 
 
-def _from_dataset(bodies: Bodies, body: Body, reference: str) -> Iterator[BatchSize]:
+def _from_dataset(bodies: Bodies, body: Body, reference: str, may_count: bool) -> Iterator[BatchSize]:
     """The sizes of the batches that a dataset gives."""
     node = _producer(body, reference)
     kind = base_type(node.op)
@@ -106,13 +114,18 @@ def _from_dataset(bodies: Bodies, body: Body, reference: str) -> Iterator[BatchS
         _refuse_windows(body, node)
         yield _size(bodies, body, node)
     elif kind in _KEEP_BATCHES:
-        yield from _from_dataset(bodies, body, node.input[0])
+        if kind in _COUNT_BATCHES and not (may_count or _has_all(bodies, body, node)):
+            raise UnknownBatchError(
+                f"{node.name!r} counts batches, which would have other rows: call Dataset.take and Dataset.skip before "
+                "Dataset.batch"
+            )
+        yield from _from_dataset(bodies, body, node.input[0], may_count)
     elif kind in _JOIN:
         for one in data_inputs(node):
-            yield from _from_dataset(bodies, body, one)
+            yield from _from_dataset(bodies, body, one, may_count)
     elif kind in _FLATTEN:
         function = bodies.all[node.attr["f"].func.name]
-        yield from _from_dataset(bodies, function, function.returns[0])
+        yield from _from_dataset(bodies, function, function.returns[0], may_count)
     elif kind == "ShardDataset":
         raise UnknownBatchError(
             f"{node.name!r} deals out batches to workers, which would be of different sizes: call Dataset.shard before "
@@ -120,6 +133,12 @@ def _from_dataset(bodies: Bodies, body: Body, reference: str) -> Iterator[BatchS
         )
     else:
         raise UnknownBatchError(f"{node.name!r} ({node.op}) gives elements that no Dataset.batch after it has made")
+
+
+def _has_all(bodies: Bodies, body: Body, node: tf.NodeDef) -> bool:
+    """Whether a dataset takes all batches, or skips none."""
+    count = bodies.constant(body, data_inputs(node)[1])
+    return count is not None and (int(count) < 0 if base_type(node.op) == "TakeDataset" else int(count) == 0)
 
 
 def _refuse_windows(body: Body, batch: tf.NodeDef) -> None:

@@ -47,6 +47,7 @@ DATASETS = {
     "then": lambda: rows_dataset().batch(6).map(lambda x: x * 1.0).repeat().prefetch(1),
     "padded": lambda: rows_dataset().padded_batch(6, [3]),
     "map_and_batch": lambda: rows_dataset().apply(tf.data.experimental.map_and_batch(lambda x: x * 1.0, 6)),
+    "all": lambda: rows_dataset().take(50).batch(6).take(-1).skip(0),
     "zipped": lambda: tf.data.Dataset.zip((rows_dataset().batch(6), rows_dataset().batch(6))).map(lambda x, y: x),
     "concatenated": lambda: rows_dataset().batch(6).concatenate(rows_dataset().batch(6)),
     "flat": lambda: tf.data.Dataset.range(1).flat_map(lambda _: rows_dataset().batch(6)),
@@ -231,6 +232,8 @@ def refused(kind=PlanError):
         (lambda: tf.data.Dataset.from_generator(lambda: iter([ROWS]), tf.float32, [None, 3]), "no Dataset.batch after"),
         (lambda: rows_dataset().batch(tf.random.uniform([], 4, 5, tf.int64)), "is not a constant"),
         (lambda: rows_dataset().batch(6).shard(2, 1), "call Dataset.shard before Dataset.batch"),
+        (lambda: rows_dataset().batch(6).take(2), "call Dataset.take and Dataset.skip before Dataset.batch"),
+        (lambda: rows_dataset().batch(6).skip(2).repeat(), "call Dataset.take and Dataset.skip before Dataset.batch"),
         (lambda: rows_dataset().window(2).flat_map(lambda x: x.batch(2)), "is an argument of"),
     ],
 )
