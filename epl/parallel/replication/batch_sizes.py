@@ -36,12 +36,14 @@ def plan_batch_rows(rewrite: RewriteContext, batches: int) -> Tuple[int, ...]:
       batches: how many batches the processes read together in a step with even rows.
 
     Raises:
-      PlanError: a batch size that is not a constant of the input pipeline, or too small.
+      PlanError: a batch size that is not a constant of the input pipeline, or too small, or that is shared out
+        otherwise than that of another data source.
     """
     plan = rewrite.plan
     if not plan.row_shares or Env.get().asked_local_rows or not _changes(plan, batches):
         return ()
-    found = [size.rows * batches for size in _batch_sizes(rewrite)]
+    by_source = _by_source(rewrite)
+    found = [size.rows * batches for size in _each_once(by_source)]
     for rows in found:
         without = ranks_without_rows(share_out(rows, plan.row_shares))
         if without:
@@ -52,7 +54,37 @@ def plan_batch_rows(rewrite: RewriteContext, batches: int) -> Tuple[int, ...]:
                     rows, proportions(plan.row_shares), ", ".join(map(str, without)), rows_for_all(plan.row_shares)
                 )
             )
+    _refuse_unequal_shares(plan, {name: [size.rows * batches for size in sizes] for name, sizes in by_source.items()})
     return tuple(found)
+
+
+def _refuse_unequal_shares(plan: Plan, rows_of: Dict[str, List[int]]) -> None:
+    """Raises PlanError if replicas would have unequal shares of the batches of two sources: a weight counts for both.
+
+    Args:
+      plan: with the proportions.
+      rows_of: by data source, rows of all replicas.
+    """
+    if len({frozenset(rows) for rows in rows_of.values()}) < 2:
+        return
+    shared = [(name, rows, share_out(rows, plan.row_shares)) for name, sizes in rows_of.items() for rows in sizes]
+    first, rows, own = shared[0]
+    for name, other_rows, other in shared[1:]:
+        if any(a * other_rows != b * rows for a, b in zip(own, other)):
+            raise PlanError(
+                'auto.balance "{}" shares out the {} rows that {!r} reads in all replicas as {}, and the {} of {!r} as '
+                "{}: the replicas would get unequal shares of the two. Make batches of multiples of {} rows "
+                "together.".format(
+                    proportions(plan.row_shares),
+                    rows,
+                    first,
+                    ", ".join(map(str, own)),
+                    other_rows,
+                    name,
+                    ", ".join(map(str, other)),
+                    sum(plan.row_shares),
+                )
+            )
 
 
 def _changes(plan: Plan, batches: int) -> bool:
@@ -63,20 +95,25 @@ def _changes(plan: Plan, batches: int) -> bool:
     return any(rows * batches != sum(plan.row_shares) for rows in by_worker.values())
 
 
-def _batch_sizes(rewrite: RewriteContext) -> List[BatchSize]:
-    """The batch sizes of the batches that are divided, in the order of the graph.
+def _each_once(by_source: Dict[str, List[BatchSize]]) -> List[BatchSize]:
+    """The batch sizes of all data sources, in the order of the graph."""
+    return list(dict.fromkeys(size for sizes in by_source.values() for size in sizes))
+
+
+def _by_source(rewrite: RewriteContext) -> Dict[str, List[BatchSize]]:
+    """The batch sizes of the batches that are divided, by data source.
 
     Raises:
       PlanError: one is not a constant of the input pipeline.
     """
     sources = [rewrite.operation(one.source) for one in rewrite.divisions if one.dense or one.sparse]
     if not sources:
-        return []
+        return {}
     bodies = Bodies(rewrite.tf_graph.as_graph_def())
-    found: List[BatchSize] = []
+    found: Dict[str, List[BatchSize]] = {}
     for source in sources:
         try:
-            found += [size for size in batch_sizes_of(bodies, source.name, may_count=False) if size not in found]
+            found[source.name] = batch_sizes_of(bodies, source.name, may_count=False)
         except UnknownBatchError as error:
             raise PlanError(
                 'auto.balance "{}" changes how many rows {!r} ({}) reads in each worker, and its batch size cannot be '
@@ -95,7 +132,7 @@ def _resize(rewrite: RewriteContext) -> None:
         return
     ranks = ranks_of(plan, rewrite.cluster.worker_index)
     new: List[Tuple[BatchSize, int]] = []
-    for size, rows in zip(_batch_sizes(rewrite), plan.batch_rows):
+    for size, rows in zip(_each_once(_by_source(rewrite)), plan.batch_rows):
         own = sum(share_out(rows, plan.row_shares)[rank] for rank in ranks)
         logger.info(
             "auto.balance: %r reads batches of %d rows in this worker in place of %d: its part of %d.",

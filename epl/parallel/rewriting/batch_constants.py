@@ -80,7 +80,9 @@ def batch_sizes_of(bodies: Bodies, source: str, may_count: bool = True) -> List[
         raise UnknownBatchError(f"{node.op} gives no batches whose size is known")
     datasets = _datasets(bodies, _producer(main, node.input[0]))
     return list(
-        dict.fromkeys(size for body, reference in datasets for size in _from_dataset(bodies, body, reference, may_count))
+        dict.fromkeys(
+            size for body, reference in datasets for size in _from_dataset(bodies, body, reference, may_count)
+        )
     )
 
 

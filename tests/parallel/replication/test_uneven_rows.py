@@ -252,6 +252,23 @@ def test_a_batch_that_is_too_small(init):
     assert "stands for 6 rows of all replicas" in refused()
 
 
+@pytest.mark.parametrize("second, fits", [(6, True), (18, True), (4, False)])
+def test_two_sources_are_shared_out_alike(init, second, fits):
+    """Replicas with 10, 6 and 2 rows of one batch do not have such shares of 12."""
+    init(3, auto__balance="5:3:1")
+    x, y = (rows_dataset().batch(size).make_one_shot_iterator().get_next() for size in (6, second))
+    w = tf.get_variable("w", [3, 1], initializer=tf.ones_initializer())
+    loss = tf.reduce_mean(tf.matmul(x, w)) + tf.reduce_mean(tf.square(tf.matmul(y, w)))
+    tf.train.GradientDescentOptimizer(1e-5).minimize(loss)
+    if fits:
+        assert transformation.transform().plan.batch_rows == (18, 3 * second)
+    else:
+        message = refused()
+        assert "the 18 rows that 'IteratorGetNext' reads in all replicas as 10, 6, 2, and the 12 of" in message
+        assert "as 7, 4, 1: the replicas would get unequal shares of the two" in message
+        assert "multiples of 9 rows" in message
+
+
 def test_a_built_in_size_is_refused_by_tensor(init):
     init(3, auto__balance="5:3:1")
     train(rows_dataset().batch(6, drop_remainder=True).make_one_shot_iterator().get_next())
