@@ -65,6 +65,22 @@ def test_replicas_of_one_row(oracle: Oracle, job: Job) -> None:
     oracle.check(job.topology, uneven.fed, name="layers", shares=job.shares, rows=sum(job.shares), optimizer="sgd")
 
 
+@pytest.mark.parametrize("is_read", [True, False])
+@pytest.mark.parametrize(
+    "topology,counts,shares,name",
+    [
+        ((2, 1, 2), (2, 1), (3, 1), "layers"),
+        pytest.param((2, 2, 4), (4, 2), (4, 3, 2, 1), "tables", marks=long),
+        pytest.param((2, 2, 2), (2, 1, 2), (4, 3, 2, 1), "around", marks=long),
+    ],
+)
+def test_scopes_with_different_numbers(
+    oracle: Oracle, topology: Any, counts: Any, shares: Any, name: str, is_read: bool
+) -> None:
+    answers = oracle.plan(topology, uneven.scopes, name=name, counts=counts, shares=shares, rows=20, is_read=is_read)
+    compare(oracle.plain(uneven.scopes, name=name, counts=counts, shares=shares, rows=20, is_read=is_read), answers)
+
+
 def test_a_sparse_tensor_that_is_fed(oracle: Oracle) -> None:
     oracle.check(LOCAL.topology, uneven.fed_sparse, shares=LOCAL.shares, rows=16)
 

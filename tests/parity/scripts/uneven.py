@@ -9,6 +9,7 @@ import numpy as np
 import tensorflow.compat.v1 as tf
 
 from tests.parity.context import Context
+from tests.parity.scripts import unequal
 from tests.parity.scripts.accumulation import CHANGES, Training
 from tests.parity.scripts.data import FEATURES, TOKENS, Samples, samples
 from tests.parity.scripts.models import MODELS, OPTIMIZERS, weights
@@ -251,6 +252,31 @@ def split(ctx: Context, shares: Shares, rows: int, groups: int = 1, **config: An
             ctx.record(loss=sess.run([loss, train_op], feed)[0])
         variables = {v.name.partition(":")[0]: v for v in tf.global_variables()}
         ctx.results["variables"] = [sess.run(variables)]
+
+
+def scopes(
+    ctx: Context,
+    name: str,
+    counts: Sequence[int],
+    shares: Shares,
+    rows: int,
+    is_read: bool = False,
+    optimizer: str = "momentum",
+    **config: Any,
+) -> None:
+    """Scopes of epl.replicate with different numbers of devices."""
+    _init(ctx, shares, annotate=False, cluster__colocate_split_and_replicate=True, **config)
+    steps = own_rows(ctx, shares, rows)
+    feeds: List[Any] = [None] * len(steps)
+    if is_read:
+        batches = max(len(shares) // ctx.together, ctx.workers) if ctx.planned else 1
+        inputs = _dataset(steps, rows // batches).make_one_shot_iterator().get_next()
+    else:
+        inputs = placeholders()[:3]
+    loss = _merged(ctx, unequal.MODELS[name](*inputs, *unequal.scopes(ctx, counts)))
+    if not is_read:
+        feeds = [{tensor: of for tensor, of in zip(inputs, step) if tensor.consumers()} for step in steps]
+    _run(ctx, [loss, minimize(OPTIMIZERS[optimizer](), loss)], iter(feeds))
 
 
 def refused(ctx: Context, shares: Shares, kind: str) -> None:
