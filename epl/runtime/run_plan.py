@@ -243,6 +243,8 @@ class RunPlanner:
         reach = self._reach(asked, merges=not repeats_feeds, in_all_micro_batches=not by_hand)
         if self._is_of_replica_0(asked, reach, by_user):
             asked, reach = self._plain(asked), _NO_REACH._replace(needed=reach.needed)
+        elif reach.outputs:
+            asked = asked._replace(idle=asked.idle - self._barriers_of_outputs(asked, reach.outputs))
         return self._planned(asked, reach, by_hand, by_user, repeats_feeds)
 
     def _asked(
@@ -423,6 +425,15 @@ class RunPlanner:
         idle = [barriers for barriers, boundaries in zip(self._barriers, self._boundaries) if not needed & boundaries]
         idle += [barriers for barriers, writes in self._orders if not writes <= needed]
         return set().union(*idle)
+
+    def _barriers_of_outputs(self, asked: Asked, outputs: AbstractSet[int]) -> Set[int]:
+        """The barriers that order what merged outputs need, which a step merges unasked, too.
+
+        With them fed, ranks would run the collectives of these outputs beside others of the communicator, in any order.
+        """
+        needed, _ = self._needed(asked.ops, asked.fed, self._all_barriers)
+        needed = needed | self._view.ancestors(outputs, self._all_barriers.__contains__)
+        return set().union(*[barriers for barriers, writes in self._orders if writes <= needed])
 
     def _barrier_tensors(self, nodes: AbstractSet[int]) -> Tuple[tf.Tensor, ...]:
         rewrite = self._rewrite

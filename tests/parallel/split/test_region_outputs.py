@@ -152,3 +152,19 @@ def test_sums_over_fed_rows_are_those_of_one_device(init):
     for value, one in zip(values, expected):
         assert value.dtype == one.dtype
         np.testing.assert_allclose(value, one, rtol=1e-4, atol=1e-3)
+
+
+def test_collectives_of_outputs_that_a_step_merges_unasked_keep_their_order(init):
+    """The step merges the kernel, although it does not fetch it: later collectives wait for its gather."""
+    init(2, annotate=False, **COLOCATED)
+    model = Model(epl.split(2))
+    for tensor, how in ((model.loss, "MEAN"), (model.best, "CONCAT"), (model.count, "SUM"), (model.mean, "MEAN")):
+        epl.add_to_collection(tensor, getattr(KEYS, f"GLOBAL_{how}_OBJECTS"))
+    epl.add_to_collection(model.kernel, KEYS.GLOBAL_MEAN_OBJECTS)
+    train_op = tf.train.GradientDescentOptimizer(0.1).minimize(model.loss)
+    rewrite = rewritten()
+    (order,) = [one for one in rewrite.orders if all("EPL_SPLIT" not in name for name in one.writes)]
+    planner = RunPlanner(rewrite)
+    for fetches in ([], [model.loss, model.best, model.count, model.mean]):
+        plan = planner.plan_run(fetches, [train_op], [model.x])
+        assert not {tensor.name for tensor in plan.barriers}.intersection(order.barriers)
