@@ -109,7 +109,8 @@ def test_each_scope_has_its_own(
         ((2, 1), "head", {"optimizer__num_apply_group": 2}),
         ((1, 2), "head", {"averages": True}),
         ((2, 1), "resource_head", {"clip": 0.1}),
-        ((1, 2), "everything", {"communication__sparse_as_dense": True}),
+        # Adam divides rounding by rounding here, whatever the ratios are: float64 leaves none to see.
+        ((1, 2), "everything", {"communication__sparse_as_dense": True, "dtype": "float64", "tolerance": 1e-12}),
         ((1, 4), "head", {"groups": 2}),
         ((2, 2), "two_tables", {"groups": 2}),
     ),

@@ -39,9 +39,13 @@ def cross_entropy(y: tf.Tensor, logits: tf.Tensor) -> tf.Tensor:
     return tf.reduce_mean(tf.nn.sparse_softmax_cross_entropy_with_logits(labels=y, logits=logits))
 
 
-def weights(name: str, shape: list, use_resource: bool = None, trainable: bool = True) -> tf.Variable:
+def weights(
+    name: str, shape: list, use_resource: bool = None, trainable: bool = True, dtype: tf.DType = tf.float32
+) -> tf.Variable:
     """A variable made with tf.get_variable."""
-    return tf.get_variable(name, shape, initializer=initializer(), use_resource=use_resource, trainable=trainable)
+    return tf.get_variable(
+        name, shape, dtype, initializer=initializer(), use_resource=use_resource, trainable=trainable
+    )
 
 
 @model

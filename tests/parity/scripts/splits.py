@@ -104,7 +104,7 @@ def decayed(x: tf.Tensor, ids: tf.Tensor, y: tf.Tensor, replicate: Scope, split:
 def everything(x: tf.Tensor, ids: tf.Tensor, y: tf.Tensor, replicate: Scope, split: Scope) -> tf.Tensor:
     """No replicated part: two wide layers, a table of words, a head."""
     with split():
-        table = weights("table", [VOCABULARY, 64])
+        table = weights("table", [VOCABULARY, 64], dtype=x.dtype)
         words = tf.reshape(tf.nn.embedding_lookup(table, ids), [-1, TOKENS * 64])
         hidden = _wide(tf.concat([x, words], 1), 512, "first", tf.nn.tanh)
         return cross_entropy(y, _wide(_wide(hidden, 64, "second"), CLASSES, "out"))
