@@ -126,7 +126,7 @@ class _Cut:
         is_alone = tf.equal(self._count, 1)
         own = sizes[self._index]
         begin = tf.cumsum(sizes)[self._index] - own
-        return tf.where_v2(is_alone, tf.zeros_like(rows), begin), tf.where(is_alone, rows, own)
+        return tf.where_v2(is_alone, tf.zeros_like(rows), begin), tf.where_v2(is_alone, rows, own)
 
     def _assert_rows_for_all(self, rows: tf.Tensor) -> tf.Operation:
         """Checks that each device has a row: in a split, which computes on the rows of all devices, a copy counts."""
