@@ -13,6 +13,7 @@ import tensorflow.compat.v1 as tf
 from epl.ops import collectives, gradients  # noqa: F401  (gradients: registers them)
 from epl.ops.collectives import CollectiveMember, Weight
 from epl.ops.job import Job
+from epl.ops.weighing import weighed
 from epl.ops.wire_dtypes import WireDtype, integer_mean, wire_dtype
 
 Dense = Union[tf.Tensor, tf.Variable]
@@ -449,9 +450,4 @@ def _carried(tensor: tf.Tensor, found: Optional[WireDtype], build: Callable[[tf.
 
 
 def _weigh(tensor: tf.Tensor, weight: Optional[Weight]) -> tf.Tensor:
-    """The product; zeros where the weight is 0, also of what is no number."""
-    if weight is None:
-        return tensor
-    scale = tf.cast(weight, tensor.dtype)
-    # TensorFlow has no kernel of the other for bfloat16.
-    return tensor * scale if tensor.dtype == tf.bfloat16 else tf.math.multiply_no_nan(tensor, scale)
+    return tensor if weight is None else weighed(tensor, weight)

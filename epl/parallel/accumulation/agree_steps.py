@@ -22,6 +22,7 @@ from epl.ir import op_types
 from epl.ir.dataflow import has_open_rows
 from epl.ir.graph import Graph
 from epl.ops.communicator import Communicator
+from epl.ops.weighing import weighed
 from epl.parallel.accumulation.record import AccumulationRecord, accumulations_of
 from epl.parallel.plan.replica_groups import replica_groups
 from epl.parallel.plan.stages import stage_of_op
@@ -72,15 +73,8 @@ def agree(
                 rewrite.tf_graph, tf_compat.control_flow_context_of(values.op)
             ), rewrite.tf_graph.colocate_with(values.op, ignore_existing=True):
                 own_values = values.op.inputs[0]
-                _give_source(rewrite, values, _weighed(own_values, factor))
+                _give_source(rewrite, values, weighed(own_values, factor))
     return everyone.op
-
-
-def _weighed(values: tf.Tensor, factor: tf.Tensor) -> tf.Tensor:
-    """The product; zeros where the factor is 0, also of gradients that are no numbers, as those of no rows may be."""
-    if values.dtype == tf.bfloat16:  # TensorFlow has no kernel for it
-        return values * tf.cast(factor, values.dtype)
-    return tf.math.multiply_no_nan(values, tf.cast(factor, values.dtype))
 
 
 def share(rewrite: RewriteContext, ranks: int) -> float:

@@ -19,6 +19,7 @@ from epl.ir.graph import first_tensor
 from epl.ops import compression
 from epl.ops.communicator import Communicator
 from epl.ops.op_types import COLLECTIVE_OP_TYPES
+from epl.ops.weighing import weighed
 from epl.parallel.accumulation import agree_steps
 from epl.parallel.accumulation.record import accumulations_of
 from epl.parallel.plan.communicators import gate_communicator
@@ -179,9 +180,7 @@ def _of_rows(rewrite: RewriteContext, gradient: tf.Tensor, share: tf.Tensor) -> 
     does the same.
     """
     has_rows = not rewrite.plan.row_shares or rewrite.plan.workers == 1
-    if has_rows or gradient.dtype == tf.bfloat16:  # for which TensorFlow has no kernel
-        return gradient
-    return tf.math.multiply_no_nan(gradient, tf.cast(tf.sign(share), gradient.dtype))
+    return gradient if has_rows else weighed(gradient, tf.sign(share))
 
 
 def _scatter(

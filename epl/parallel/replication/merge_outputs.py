@@ -16,6 +16,7 @@ from epl.ir import op_types
 from epl.ir.clone import SAME, clone_nodes
 from epl.ir.dataflow import data_descendants
 from epl.ops.op_types import COLLECTIVE_OP_TYPES
+from epl.ops.weighing import weighed
 from epl.parallel.plan.plan import Output, split_groups
 from epl.parallel.plan.replica_groups import replica_groups
 from epl.parallel.rewriting.context import PLAN_SCOPE, RewriteContext, Sibling
@@ -117,7 +118,7 @@ def _weighed(tensor: tf.Tensor, weight: tf.Tensor) -> tf.Tensor:
     """The product in a type that has room for it; zeros where the weight is 0, also of what is no number."""
     wide = tensor.dtype if tensor.dtype in (tf.float32, tf.float64) else tf.float32
     wide = wide if tensor.dtype.is_floating else tf.float64
-    return tf.math.multiply_no_nan(tf.cast(tensor, wide), tf.cast(weight, wide))
+    return weighed(tf.cast(tensor, wide), weight)
 
 
 def merge(how: str, tensors: Sequence[tf.Tensor], weights: Sequence[tf.Tensor] = ()) -> tf.Tensor:
