@@ -153,7 +153,7 @@ class FeedSharing:
             rows = shape[0] * (len(copies) if is_cut else 1) if shape else 0
             says_rank = tensor.shape.ndims if key is None else tf.dimension_value(key.dense_shape.shape[0])
             rank = len(shape) if says_rank is None else None
-            sharers = self._sharers(len(copies))
+            sharers = self._cuts.sharers(len(copies))
             if shape:
                 found[tensor.name] = Fed(int(rows), len(copies), sharers, rank, size is not None, is_cut)
         return found
@@ -219,7 +219,7 @@ class FeedSharing:
             if rest or not (rows or self._cuts.may_be_empty):
                 raise FeedError(
                     "{} was fed a sparse tensor of {} rows, which cannot be cut evenly for {}: feed a multiple of {} "
-                    "rows.".format(key.values.name, shape[0], self._sharers(count), count)
+                    "rows.".format(key.values.name, shape[0], self._cuts.sharers(count), count)
                 )
             sizes = (rows,) * count
         ends = np.cumsum(sizes)
@@ -252,10 +252,6 @@ class FeedSharing:
         ]
         return [rewrite.tf_graph.get_tensor_by_name(prefix + tensor.name) if prefix else tensor for prefix in prefixes]
 
-    def _sharers(self, copies: int) -> str:
-        """Who shares the rows of a placeholder with that many copies, in words."""
-        return self._cuts.sharers(copies)
-
     def _parts_ahead(self, tensor: tf.Tensor, value: Any, copies: int) -> int:
         """Into how many parts the rows are cut that TensorFlow would not let a placeholder take; 1 for none.
 
@@ -275,7 +271,7 @@ class FeedSharing:
         if fed not in (size, copies * size):
             raise FeedError(
                 "{} has a first dimension of {} and was fed {} rows. With {} it takes {} rows, {} for each, or {} that "
-                "all of them get.".format(tensor.name, size, fed, self._sharers(copies), copies * size, size, size)
+                "all of them get.".format(tensor.name, size, fed, self._cuts.sharers(copies), copies * size, size, size)
             )
         if self._cuts.shares and size and fed != size:
             raise FeedError(
@@ -297,7 +293,7 @@ class FeedSharing:
                 self._warned.add(tensor.name)
                 logger.warning(
                     "%s has a first dimension of %d and was fed %d rows: each of the %s gets all. Feed %d rows to give "
-                    "each its own.", tensor.name, size, fed, self._sharers(copies), copies * size,
+                    "each its own.", tensor.name, size, fed, self._cuts.sharers(copies), copies * size,
                 )  # fmt: skip
             return [value] * copies, ()
         sizes = self._cuts.sizes(tensor.name, fed, copies, base)
