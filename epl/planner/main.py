@@ -1,6 +1,6 @@
 """The command `epl-plan`: how a script would train on a job, without training.
 
-    epl-plan --devices 8 train.py --batch_size 32
+    epl-plan --devices 4x8 train.py --batch_size 32
         the script runs, in this process, until it would train
         tables of its plan, as epl.explain() prints them; the strategy, for `auto.plan_file`
 
@@ -73,7 +73,9 @@ def _parser() -> argparse.ArgumentParser:
         epilog="Exit code: 0 a plan; 1 EPL refuses the script as it is; 2 wrong usage; 3 the script failed.",
     )
     parser.add_argument(
-        "--devices", metavar="[1x]D", help="devices of the worker; virtual CPU devices stand in for them"
+        "--devices",
+        metavar="[Wx]D",
+        help="workers x devices of each; none need be there",
     )
     parser.add_argument(
         "--set", metavar="KEY=VALUE", action="append", default=[], help="a key of epl.Config; repeatable"

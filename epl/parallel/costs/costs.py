@@ -180,7 +180,7 @@ def _backward(
     for node in flows:
         for output, consumers in takers[node].items():
             if len(consumers) > 1 and backward.has_gradient(types[node][output].dtype):
-                # Counts where the gradients come from: a variable takes no time, so that no cut is behind it.
+                # Counts where the gradients come from: a variable takes no time, so that no cut comes after it.
                 found[min(consumers)].append(backward.addition(types[node][output], len(consumers)))
         if view.types[node] in _INTO_LOOPS and view.nodes[node].attr["is_constant"].b:
             found[node].append(backward.addition(types[node][0], 2))  # each turn adds its part to the gradient

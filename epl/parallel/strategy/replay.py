@@ -143,7 +143,7 @@ def _annotate(
         )
     if len(strategy.blocks) > 1 and any(op.block == strategies.OUTSIDE for op in strategy.ops):
         raise PlanError(
-            "The strategy of {} has ops before its first scope, {}, and further scopes behind it, which only scopes in "
+            "The strategy of {} has ops before its first scope, {}, and further scopes after it, which only scopes in "
             "the script can say. Write the scopes.".format(source, block_in_words(strategy.blocks[0]))
         )
     graph.keep(Partitioned, Partitioned())
