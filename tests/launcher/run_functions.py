@@ -18,9 +18,11 @@ def greet(*args, **kwargs):
 
 
 def fail_at(worker, folder):
-    """Raises in one worker; the others sleep."""
+    """Raises in one of two workers, when both have noted their processes; the other sleeps."""
     note_pid(folder)
     if rank() == worker:
+        while len(os.listdir(folder)) < 2:
+            time.sleep(0.02)
         raise ValueError("bad row 17")
     time.sleep(60)
 
