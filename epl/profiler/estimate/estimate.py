@@ -19,8 +19,8 @@ from epl.ir.view import GraphView, variable_bytes
 from epl.ops.op_types import COLLECTIVE_OP_TYPES
 from epl.parallel.rewriting.context import RewriteContext
 from epl.parallel.sharding.sharded_variables import ShardedVariables
+from epl.planner.simulator.engine import Peak, SimulatedProgram, simulate
 from epl.profiler.estimate.program import TRANSFER, EstimatedDevices, EstimatedStep, StepProgram, make_program
-from epl.profiler.estimate.simulation import Peak, SimulatedProgram, simulate
 
 GRADIENTS, ACTIVATIONS, UPDATES = "gradients", "activations", "updates"
 HOST = " (host)"  # follows the name of a device: its host memory, used by `offload.level`

@@ -20,6 +20,7 @@ from epl.parallel.recompute.candidates import choose
 from epl.parallel.recompute.order import find_waits
 from epl.parallel.recompute.segments import BackwardPass, Segment
 from epl.parallel.rewriting.context import RewriteContext
+from epl.planner.simulator.engine import SimulatedOp, SimulatedProgram
 from epl.profiler.estimate.estimate import (
     DeviceMemory,
     MemoryDifference,
@@ -29,7 +30,6 @@ from epl.profiler.estimate.estimate import (
     estimate,
     prepare,
 )
-from epl.profiler.estimate.simulation import SimulatedOp, SimulatedProgram
 from epl.profiler.estimate.what_if_state import changes as changes_of_state
 from epl.utils import tf_compat
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from epl.profiler.estimate.simulation import SimulatedOp, SimulatedOutput, SimulatedProgram, simulate
+from epl.planner.simulator.engine import SimulatedOp, SimulatedOutput, SimulatedProgram, simulate
 
 NONE = (-1, 0)
 
