@@ -1,0 +1,125 @@
+"""The plans that a search always looks at: data parallel with what saves memory, and pipelines of every depth.
+
+    settings   what the user has set stays; the others take each value in turn
+    blocks     the scopes of the script, if it has some; else one block, or 2 to D stages, D devices of the job
+
+Candidates stand in the order of their simplicity, so that a choice between equals takes the simpler one.
+"""
+
+import json
+from typing import Callable, Dict, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+
+from epl.parallel.plan import strategy as strategies
+from epl.parallel.plan.strategy import Block, Setting, Strategy
+
+PLANNER = "planner"  # the origin of what the search decides
+_LEFT_ALONE = ("default", PLANNER)  # origins of settings that it may decide
+# Micro batches for each stage of a pipeline: more shrink the bubble, and cost a launch of every op each.
+_MICRO_BATCHES = (1, 2, 4, 8)
+
+# Given a number of stages: the block of each op of the strategy, or None if the model has no so many stages.
+StagesOf = Callable[[int], Optional[Sequence[int]]]
+
+
+class PlanCandidate(NamedTuple):
+    """A strategy to be compared with others.
+
+    Attributes:
+      name: what it is, for people.
+      strategy: its decisions.
+    """
+
+    name: str
+    strategy: Strategy
+
+
+def candidates(base: Strategy, rows: int, stages_of: StagesOf) -> List[PlanCandidate]:
+    """All candidates for a model and a job, the simplest first.
+
+    Args:
+      base: the strategy of the script as it is.
+      rows: of the global batch; each replica needs one for each of its micro batches.
+      stages_of: finds stages, if the script has no scopes.
+    """
+    found: Dict[Strategy, str] = {base: "the script as it is"}
+    for name, blocks in _all_blocks(base, stages_of):
+        for settings in _all_settings(len(blocks.blocks)):
+            candidate = _with_settings(blocks, settings)
+            if candidate is not None and _has_rows(candidate, rows):
+                found.setdefault(candidate, _named(name, settings))
+    return [PlanCandidate(name, strategy) for strategy, name in found.items()]
+
+
+def has_scopes(strategy: Strategy) -> bool:
+    """Whether the script decides the blocks: one scope of epl.replicate(1) alone leaves them to the planner."""
+    return strategy.blocks_origin == strategies.SCOPES and not _is_data_parallel(strategy)
+
+
+def _is_data_parallel(strategy: Strategy) -> bool:
+    return len(strategy.blocks) == 1 and strategy.blocks[0][:3] == ("replicate", 1, 0)
+
+
+def _all_blocks(base: Strategy, stages_of: StagesOf) -> Iterator[Tuple[str, Strategy]]:
+    """(name, strategy with these blocks), with the settings of the script."""
+    if has_scopes(base):
+        yield "the scopes of the script", base
+        return
+    if _is_data_parallel(base):
+        yield "data parallel", base
+    devices = base.workers * base.devices
+    for count in range(2, devices + 1):
+        blocks = stages_of(count) if devices % count == 0 else None
+        if blocks is not None:
+            yield f"{count} stages", _in_stages(base, blocks, count)
+
+
+def _in_stages(base: Strategy, blocks: Sequence[int], count: int) -> Strategy:
+    names: List[List[str]] = [[] for _ in range(count)]
+    for op, block in zip(base.ops, blocks):
+        names[block].append(op.name)
+    return base._replace(
+        blocks_origin=PLANNER,
+        blocks=tuple(Block("replicate", 1, 0, (), strategies.scopes_of(one)) for one in names),
+        ops=tuple(op._replace(block=block) for op, block in zip(base.ops, blocks)),
+    )
+
+
+def _all_settings(stages: int) -> Iterator[Mapping[str, object]]:
+    """The decided keys that differ from their defaults."""
+    saving: List[Mapping[str, object]] = [{}, {"gradient_checkpoint.type": "auto"}]
+    for level in ("v0", "v1", "v2") if stages == 1 else ("v0", "v1"):
+        saving += [{"zero.level": level}, {"zero.level": level, "gradient_checkpoint.type": "auto"}]
+    for settings in saving:
+        for count in _MICRO_BATCHES:
+            yield dict(settings, **({"pipeline.num_micro_batch": stages * count} if stages * count > 1 else {}))
+
+
+def _with_settings(strategy: Strategy, settings: Mapping[str, object]) -> Optional[Strategy]:
+    """The strategy with settings; None if the user has set one of them to something else."""
+    made = []
+    for one in strategy.settings:
+        value = json.dumps(settings[one.key]) if one.key in settings else one.value
+        if value != one.value:
+            if one.origin not in _LEFT_ALONE:
+                return None
+            one = Setting(one.key, value, PLANNER)
+        made.append(one)
+    return strategy._replace(settings=tuple(made))
+
+
+def _has_rows(strategy: Strategy, rows: int) -> bool:
+    """Whether all micro batches of all replicas can have equally many rows."""
+    values = {one.key: json.loads(one.value) for one in strategy.settings}
+    replicas = max(1, strategy.workers * strategy.devices // max(1, sum(block.devices for block in strategy.blocks)))
+    return bool(rows % (values["pipeline.num_micro_batch"] * replicas) == 0)
+
+
+def _named(blocks: str, settings: Mapping[str, object]) -> str:
+    words = [blocks]
+    if "pipeline.num_micro_batch" in settings:
+        words.append(f"{settings['pipeline.num_micro_batch']} micro batches")
+    if "zero.level" in settings:
+        words.append(f"ZeRO {settings['zero.level']}")
+    if "gradient_checkpoint.type" in settings:
+        words.append("gradient checkpoint")
+    return ", ".join(words)
