@@ -19,7 +19,9 @@ from epl.ir.view import GraphView, variable_bytes
 from epl.ops.op_types import COLLECTIVE_OP_TYPES
 from epl.parallel.rewriting.context import RewriteContext
 from epl.parallel.sharding.sharded_variables import ShardedVariables
-from epl.planner.simulator.engine import Peak, SimulatedProgram, simulate
+from epl.planner.simulator.engine import simulate
+from epl.planner.simulator.memory import Peak
+from epl.planner.simulator.program import SimulatedProgram
 from epl.profiler.estimate.program import TRANSFER, EstimatedDevices, EstimatedStep, StepProgram, make_program
 
 GRADIENTS, ACTIVATIONS, UPDATES = "gradients", "activations", "updates"
@@ -241,7 +243,7 @@ def estimate(graph: StepGraph, step: StepEstimate, program: Optional[SimulatedPr
       program: a changed program of the step, to estimate the effect of a change.
     """
     made = step.made
-    peaks = simulate(made.program if program is None else program, ACTIVATIONS)
+    peaks = simulate(made.program if program is None else program, ACTIVATIONS).peaks
     persistent = _variables(graph, step.devices)
     rows = []
     for number, (name, peak) in enumerate(zip(step.devices.names, peaks)):

@@ -20,7 +20,7 @@ from epl.parallel.costs.folding import Folding
 from epl.parallel.costs.ops import op_cost
 from epl.parallel.costs.shapes import TensorType, Types, num_bytes
 from epl.planner.machine.op_kinds import Kind
-from epl.planner.simulator.engine import SimulatedOp, SimulatedOutput, SimulatedProgram
+from epl.planner.simulator.program import SimulatedOp, SimulatedOutput, SimulatedProgram
 from epl.profiler.estimate import grappler, kernels
 from epl.profiler.estimate.matched_collectives import collectives_of
 

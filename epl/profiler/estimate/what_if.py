@@ -20,7 +20,7 @@ from epl.parallel.recompute.candidates import choose
 from epl.parallel.recompute.order import find_waits
 from epl.parallel.recompute.segments import BackwardPass, Segment
 from epl.parallel.rewriting.context import RewriteContext
-from epl.planner.simulator.engine import SimulatedOp, SimulatedProgram
+from epl.planner.simulator.program import SimulatedOp, SimulatedProgram
 from epl.profiler.estimate.estimate import (
     DeviceMemory,
     MemoryDifference,

@@ -17,7 +17,7 @@ from epl.parallel.costs.costs import MACHINES
 from epl.parallel.plan.plan import world_size
 from epl.parallel.plan.unequal_scopes import split_taskgraphs
 from epl.parallel.split.resharding_paths import LINKS
-from epl.planner.simulator.engine import SimulatedOp, SimulatedOutput, SimulatedProgram
+from epl.planner.simulator.program import SimulatedOp, SimulatedOutput, SimulatedProgram
 from epl.profiler.estimate.estimate import UPDATES, MemoryDifference, StepEstimate, StepGraph, estimate
 from epl.profiler.estimate.program import TRANSFER
 

@@ -2,7 +2,8 @@
 
 import pytest
 
-from epl.planner.simulator.engine import SimulatedOp, SimulatedOutput, SimulatedProgram, simulate
+from epl.planner.simulator.engine import simulate
+from epl.planner.simulator.program import SimulatedOp, SimulatedOutput, SimulatedProgram
 
 NONE = (-1, 0)
 
@@ -16,7 +17,8 @@ def op(
 
 
 def peaks(*ops, devices=1, threads=1, fetched=(), collectives=()):
-    return simulate(SimulatedProgram(list(ops), (0,) * devices, (threads,), tuple(fetched), tuple(collectives)), "t")
+    program = SimulatedProgram(list(ops), (0,) * devices, (threads,), tuple(fetched), tuple(collectives))
+    return simulate(program, "t").peaks
 
 
 def peak(*ops, **kwargs):
@@ -104,3 +106,124 @@ def test_what_a_collective_makes_ready_takes_its_turn():
 def test_ops_that_wait_for_each_other_are_an_error():
     with pytest.raises(ValueError, match="2 of 2 ops"):
         peaks(op(after=[1]), op(after=[0]))
+
+
+# Times.
+
+
+def run(*ops, devices=1, threads=(1,), collectives=()):
+    return simulate(SimulatedProgram(list(ops), tuple(range(devices)), tuple(threads), (), tuple(collectives)), "t")
+
+
+def timed(seconds, *inputs, **kwargs):
+    return op(*inputs, **kwargs)._replace(seconds=seconds)
+
+
+def on_pool(pool, one):
+    return one._replace(pool=pool)
+
+
+def test_an_op_starts_when_the_last_of_what_it_waits_for_has_ended():
+    found = run(timed(2), timed(3), timed(1, 0, after=[1]), threads=(2,))
+    assert (found.starts, found.ends, found.seconds) == ([0, 0, 3], [2, 3, 4], 4)
+    assert found.causes == [-1, -1, 1]
+
+
+def test_a_pool_runs_as_many_ops_at_a_time_as_it_has_threads():
+    assert run(timed(2), timed(2), timed(2), threads=(1,)).starts == [0, 2, 4]
+    assert run(timed(2), timed(2), timed(2), threads=(2,)).starts == [0, 0, 2]
+
+
+def test_an_op_that_waited_for_a_thread_was_started_by_the_op_that_held_it():
+    assert run(timed(2), timed(2)).causes == [-1, 0]
+
+
+def test_a_program_without_ops_takes_no_time():
+    assert run().seconds == 0
+
+
+def test_the_peak_has_its_moment():
+    found = run(timed(2, size=8), timed(3, 0, size=4), timed(1, 1, size=2))
+    assert (found.peaks[0].bytes, found.peaks[0].seconds) == (12, 2)
+
+
+def test_changes_of_memory_are_told_with_time_and_role():
+    found = run(timed(2, size=8, role="x"), timed(3, 0, size=4, role="y"))
+    assert found.changes == [[(0, "x", 8), (2, "y", 4), (5, "x", -8), (5, "y", -4)]]
+
+
+def test_a_transfer_holds_its_link_and_not_its_device():
+    ops = [timed(1, size=8), on_pool(2, timed(5, 0, size=8, device=1)), timed(4, device=1), timed(1, 1, device=1)]
+    found = run(*ops, devices=2, threads=(1, 1, 1))
+    assert found.starts == [0, 1, 0, 6]
+    assert found.peaks[1].bytes == 8
+
+
+def test_transfers_over_one_link_follow_each_other_in_order_of_arrival():
+    ops = [timed(2), timed(1, device=1)]
+    ops += [on_pool(2, timed(5, 0, device=1)), on_pool(2, timed(5, 1))]
+    assert run(*ops, devices=2, threads=(1, 1, 1)).starts[2:] == [6, 1]
+
+
+def test_a_link_of_two_threads_carries_two_transfers_at_a_time():
+    ops = [on_pool(1, timed(5)) for _ in range(3)]
+    assert run(*ops, threads=(1, 2)).starts == [0, 0, 5]
+
+
+def test_a_link_does_not_prefer_what_its_own_transfers_make_ready():
+    first = on_pool(1, timed(1)._replace(cheap=True))
+    other = on_pool(1, timed(1))
+    follower = on_pool(1, timed(1, 0)._replace(cheap=True))
+    assert run(first, other, follower, threads=(1, 1)).starts == [0, 1, 2]
+
+
+def ranks(*pools, seconds=2.0, inputs=()):
+    """Ranks on devices 0, 1, ..., each of which names a pool; rank i takes output 0 of the op inputs[i]."""
+    return [
+        on_pool(pool, timed(seconds, *inputs[device : device + 1], size=8, device=device))
+        for device, pool in enumerate(pools)
+    ]
+
+
+def test_a_collective_takes_as_long_as_its_longest_rank_and_begins_with_the_last():
+    ops = [timed(1), timed(3, device=1), timed(2, 0), timed(4, 1, device=1)]
+    found = run(*ops, devices=2, threads=(1, 1), collectives=[(2, 3)])
+    assert (found.starts[2:], found.ends[2:], found.causes[2:]) == ([3, 3], [7, 7], [1, 1])
+
+
+def test_ranks_that_name_a_link_hold_no_thread_of_their_devices():
+    found = run(*ranks(2, 2), timed(1), timed(1, device=1), devices=2, threads=(1, 1, 1), collectives=[(0, 1)])
+    assert found.starts == [0, 0, 0, 0]
+
+
+def test_collectives_and_transfers_of_one_link_follow_each_other():
+    ops = ranks(2, 2) + ranks(2, 2) + [on_pool(2, timed(5))]
+    found = run(*ops, devices=2, threads=(1, 1, 1), collectives=[(0, 1), (2, 3)])
+    assert found.starts == [0, 0, 2, 2, 4]
+    assert found.causes == [-1, -1, 1, 1, 3]
+
+
+def test_a_collective_waits_for_all_its_links_and_then_holds_all():
+    busy = on_pool(3, timed(5))
+    after = [on_pool(2, timed(1)), on_pool(3, timed(1))]  # they came later
+    found = run(busy, *ranks(2, 3), *after, devices=2, threads=(1, 1, 1, 1), collectives=[(1, 2)])
+    assert found.starts == [0, 5, 5, 7, 7]
+
+
+def test_collectives_that_share_several_links_do_not_block_each_other():
+    ops = ranks(2, 3) + ranks(3, 2)
+    found = run(*ops, devices=2, threads=(1, 1, 1, 1), collectives=[(0, 1), (2, 3)])
+    assert found.starts == [0, 0, 2, 2]
+
+
+def test_what_came_after_a_collective_to_one_link_starts_with_it_if_there_is_a_thread():
+    busy = on_pool(3, timed(5))
+    waits = on_pool(2, timed(1))
+    found = run(busy, *ranks(2, 3), waits, devices=2, threads=(1, 1, 2, 1), collectives=[(1, 2)])
+    assert found.starts == [0, 5, 5, 5] and found.causes[3] == 0
+
+
+def test_a_rank_that_names_no_pool_comes_when_a_thread_of_its_device_is_free():
+    ops = [timed(3)] + ranks(-1, 2)
+    found = run(*ops, devices=2, threads=(1, 1, 1), collectives=[(1, 2)])
+    assert found.starts == [0, 3, 3]
