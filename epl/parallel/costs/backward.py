@@ -196,4 +196,4 @@ def addition(tensor: TensorType, count: int) -> OpCost:
     """The sum of the `count` gradients of a tensor that so many ops take."""
     size = num_bytes(tensor)
     elements = size / tensor.dtype.base_dtype.size
-    return OpCost(Kind.ELEMENTWISE, (count - 1) * elements, (count + 1.0) * size, 0)
+    return OpCost(Kind.ELEMENTWISE, (count - 1) * elements, (count + 1.0) * size, 0, tensor.dtype.base_dtype.name)

@@ -1,9 +1,9 @@
 """The cost model: estimated FLOPs, bytes and time of every op of a forward graph.
 
-    time = runs * (overhead + max(FLOPs / rate of its kind, bytes / bandwidth))
+    time = runs * time of one run, on the preset that stands for the type of device
 
-Only the weights relative to each other matter: they decide where a model is cut. `epl/parallel/costs/ops.py` says what
-an op computes, `shapes.py` has the shapes, `loops.py` the loops.
+`epl/parallel/costs/ops.py` says what an op computes, `op_times.py` how long it takes, `shapes.py` has the shapes,
+`loops.py` the loops.
 """
 
 from typing import Collection, Dict, FrozenSet, List, Mapping, NamedTuple, Optional, Sequence, Tuple
@@ -18,24 +18,10 @@ from epl.parallel.costs import loops as costs_loops
 from epl.parallel.costs import shapes as costs_shapes
 from epl.parallel.costs.backward import Signature
 from epl.parallel.costs.folding import Folding
+from epl.parallel.costs.op_times import times_on
 from epl.parallel.costs.ops import OpCost, op_cost
 from epl.parallel.costs.shapes import TensorType, Types
 from epl.planner.machine.op_kinds import Kind
-from epl.planner.machine.presets import DEVICES
-
-
-class OpSpeeds(NamedTuple):
-    """How fast ops run.
-
-    Attributes:
-      overhead: seconds that starting an op takes.
-      bandwidth: bytes per second, read and written.
-      rates: kind -> FLOPs per second; the bandwidth limits all other kinds.
-    """
-
-    overhead: float
-    bandwidth: float
-    rates: Dict[str, float]
 
 
 class Costs(NamedTuple):
@@ -60,27 +46,9 @@ class Costs(NamedTuple):
     notes: Tuple[str, ...]
 
 
-def _cpu_speeds() -> OpSpeeds:
-    device = DEVICES["cpu"]
-    rates = {rate.kind: rate.flops.reached for rate in device.rates}
-    return OpSpeeds(device.launch_overhead, device.bandwidth.reached, rates)
-
-
-# CPU: as measured for the preset (docs/auto_partition.md). GPU: nine tenths of what the data sheet of an NVIDIA V100
-# gives for float32; not measured.
-MACHINES = {
-    "cpu": _cpu_speeds(),
-    "gpu": OpSpeeds(
-        5e-6, 800e9, {Kind.MATMUL: 14e12, Kind.BATCH_MATMUL: 14e12, Kind.CONVOLUTION: 14e12, Kind.DEPTHWISE: 14e12}
-    ),
-}
 _INTO_LOOPS = frozenset(["Enter", "RefEnter"])
 # No gradient passes them.
 _ENDING = frozenset(["StopGradient", "PreventGradient", "Shape", "ShapeN", "Size", "Rank", "ZerosLike", "OnesLike"])
-# With this narrowest dimension a contraction runs at half its rate; measured as the rates of the CPU.
-_HALF_RATE_WIDTH = 40
-# Kinds that move bytes slower than the bandwidth allows, and how many times slower.
-_SLOWER = {Kind.REARRANGE: 3.0}
 
 
 def node_costs(
@@ -98,12 +66,12 @@ def node_costs(
       tf_graph: the graph.
       view: its view.
       nodes: the nodes of a forward pass, with all their ancestors.
-      device_type: a key of MACHINES.
+      device_type: "cpu" or "gpu": whose speed the times are for.
       known: name of a tensor of a data source -> its shape, where the graph leaves it open.
       types: shapes and dtypes of the nodes and of their producers, where they have been found before.
       with_backward: whether a backward pass is added to the nodes; if not, `step_seconds` are `seconds`.
     """
-    machine = MACHINES[device_type]
+    times_of = times_on(device_type)
     notes: List[str] = []
     if types is None:
         types, notes = costs_shapes.output_types(tf_graph, view, nodes, known)
@@ -118,11 +86,11 @@ def node_costs(
     for node, cost in once.items():
         kinds.setdefault(cost.kind, []).append(node)
         times = runs.get(node, 1)
-        seconds = times * op_seconds(cost, machine)
+        seconds = times * times_of.seconds(cost)
         costs.flops[node] = times * cost.flops
         costs.bytes[node] = times * cost.bytes
         costs.seconds[node] = seconds
-        costs.step_seconds[node] = seconds + times * sum(op_seconds(one, machine) for one in after.get(node, ()))
+        costs.step_seconds[node] = seconds + times * sum(times_of.seconds(one) for one in after.get(node, ()))
         costs.parameters[node] = _parameter_bytes(view, types, node)
     unbounded = sorted({frames[n][-1] for n in nodes if n in frames and counts.get(frames[n][-1]) is None})
     return costs._replace(notes=tuple(notes + _notes(view, kinds, unbounded) + _backward_notes(view, alone)))
@@ -151,17 +119,6 @@ def keeps_order(view: GraphView, folding: Folding, node: int) -> bool:
         return False
     permutation = folding.vector(folding.data_inputs(node)[1][0])
     return len(permutation) > 0 and list(permutation) == list(range(len(permutation)))
-
-
-def op_seconds(cost: OpCost, machine: OpSpeeds) -> float:
-    """How long one run of an op takes."""
-    if cost.kind == Kind.FREE:
-        return 0.0
-    moving = cost.bytes / machine.bandwidth * _SLOWER.get(cost.kind, 1.0)
-    rate: Optional[float] = machine.rates.get(cost.kind)
-    if rate is not None and cost.narrowest:
-        rate *= cost.narrowest / (cost.narrowest + _HALF_RATE_WIDTH)
-    return machine.overhead + (moving if rate is None else max(moving, cost.flops / rate))
 
 
 def _backward(

@@ -2,7 +2,7 @@
 
 FLOPs are counted as in tf.profiler: a multiply-add is two, an elementwise function is one per element. The table exists
 because tf.profiler knows no batched matmul, no einsum and no norm, and gives up if a dimension is unknown.
-`epl/parallel/costs/costs.py` says how fast each kind of op runs.
+`epl/parallel/costs/op_times.py` says how long it takes.
 """
 
 from typing import Any, Callable, Dict, NamedTuple, Sequence, Tuple
@@ -23,12 +23,14 @@ class OpCost(NamedTuple):
       flops: floating point operations.
       bytes: bytes read and written.
       narrowest: the smallest of rows, columns and summed elements of a contraction; 0 for other kinds.
+      dtype: name of the dtype in which it computes: that of its first output.
     """
 
     kind: str
     flops: float
     bytes: float
     narrowest: int
+    dtype: str = "float32"
 
 
 Types = Sequence[TensorType]
@@ -59,7 +61,8 @@ def op_cost(node: tf.NodeDef, inputs: Types, outputs: Types) -> OpCost:
         weights = outputs[0] if node.op.startswith(_TO_KERNEL) else inputs[1]
         channels = _dimension(weights, -1)
         narrowest = min(channels, num_elements(weights.shape) // max(1, channels))
-    return OpCost(row.kind, row.flops(node, inputs, outputs), row.traffic(inputs, outputs), narrowest)
+    dtype = outputs[0].dtype.base_dtype.name if outputs else "float32"
+    return OpCost(row.kind, row.flops(node, inputs, outputs), row.traffic(inputs, outputs), narrowest, dtype)
 
 
 # ---- memory traffic

@@ -11,7 +11,7 @@ import tensorflow.compat.v1 as tf
 
 from epl.ir import op_types
 from epl.ops.compression import compressible
-from epl.parallel.costs.costs import MACHINES, op_seconds
+from epl.parallel.costs.op_times import times_on
 from epl.parallel.costs.ops import op_cost
 from epl.parallel.costs.shapes import TensorType
 from epl.parallel.sharding.rules import all as all_rules  # noqa: F401  (fills the registry)
@@ -124,7 +124,7 @@ class Program:
         Args:
           region: of a split TaskGraph.
           ranks: devices in the group.
-          device_type: a key of epl.parallel.costs.costs.MACHINES.
+          device_type: "cpu" or "gpu": whose costs apply.
           half: whether all-to-alls send floats as float16.
           ratios: gives the ratios of the TaskGraph of an op.
           whole: tensors from outside that hold no rows of a batch, and are the same on all ranks.
@@ -134,7 +134,7 @@ class Program:
         self._half = half
         self._region = region
         self._inside = frozenset(region.ops)
-        self._machine = MACHINES[device_type]
+        self._times = times_on(device_type)
         self._depends_on_data = Dependence(beside=whole)
         self._depends_on_variables = Dependence(holds_variable)
         self._shapes = open_shapes(region)
@@ -386,7 +386,7 @@ class Program:
             return 0.0
         cost = op_cost(op.node_def, taken, given)
         backward = _BACKWARD.get(cost.kind, 1.0) if any(value.trained for value in results) else 0.0
-        return max(0.0, op_seconds(cost, self._machine) - self._machine.overhead) * (1 + backward)
+        return self._times.work_seconds(cost) * (1 + backward)
 
 
 def _in_order(region: Region) -> List[tf.Operation]:

@@ -15,8 +15,9 @@ from epl.ir.view import GraphView
 from epl.ir.walks import topological_order
 from epl.parallel.costs import loops as costs_loops
 from epl.parallel.costs import shapes as costs_shapes
-from epl.parallel.costs.costs import MACHINES, keeps_order, op_seconds
+from epl.parallel.costs.costs import keeps_order
 from epl.parallel.costs.folding import Folding
+from epl.parallel.costs.op_times import times_on
 from epl.parallel.costs.ops import op_cost
 from epl.parallel.costs.shapes import TensorType, Types, num_bytes
 from epl.planner.machine.op_kinds import Kind
@@ -241,7 +242,7 @@ class _Builder:
         self._step = step
         self._devices = devices
         self._types = types
-        self._machine = MACHINES[device_type.lower()]
+        self._times = times_on(device_type)
         self._on_gpu = device_type == "GPU"
         self._transfers: Dict[Tuple[int, int, int], int] = {}
         self._kernels: Dict[int, Tuple[float, bool, int]] = {}
@@ -310,7 +311,7 @@ class _Builder:
         """Seconds of an op, whether it is cheap to start, and its temporary bytes."""
         cost = op_cost(node, inputs, outputs)
         temporary = kernels.temporary_bytes(node.op, inputs, outputs, self._on_gpu, os.cpu_count() or 1)
-        return op_seconds(cost, self._machine), self._on_gpu or cost.kind == Kind.FREE, temporary
+        return self._times.seconds(cost), self._on_gpu or cost.kind == Kind.FREE, temporary
 
     def _inputs(self, node: int, device: int) -> Tuple[Tuple[Tuple[int, int], ...], Tuple[int, ...]]:
         producers = data_inputs(self._view, node)
@@ -357,7 +358,7 @@ class _Builder:
         if key not in self._transfers:
             size = self._type_bytes(number, output)
             made = SimulatedOutput(size, -1, (), TRANSFER, False)
-            seconds = self._machine.overhead + size / self._machine.bandwidth
+            seconds = self._times.overhead + size / self._times.bandwidth
             self._transfers[key] = len(self.ops)
             self.order.append(-1)
             self.ops.append(SimulatedOp(device, seconds, True, ((number, output),), (), (made,), 0, (-1, 0)))

@@ -13,7 +13,7 @@ from typing import Dict, FrozenSet, List, NamedTuple, Optional, Tuple
 from epl.ir import op_types
 from epl.ir.taskgraph import PHASE_ATTR, Phase
 from epl.ir.view import variable_bytes
-from epl.parallel.costs.costs import MACHINES
+from epl.parallel.costs.op_times import times_on
 from epl.parallel.plan.plan import world_size
 from epl.parallel.plan.unequal_scopes import split_taskgraphs
 from epl.parallel.split.resharding_paths import LINKS
@@ -87,7 +87,7 @@ def _on_host(graph: StepGraph, step: StepEstimate) -> Optional[MemoryDifference]
     peak = max(device.peak - device.weights - device.slots for device in estimate(graph, step, program).devices)
     gradients = sum(state.trained.values())
     moved = (sum(state.trained[weight] for weight, _ in fetches) + gradients) / LINKS["gpu"].bandwidth
-    updated = 2 * sum(state.bytes) / MACHINES["cpu"].bandwidth
+    updated = 2 * sum(state.bytes) / times_on("cpu").bandwidth
     return MemoryDifference(
         "offload.level = v0", peak, (moved + updated) / _seconds(step), "weights are in host memory"
     )
