@@ -14,6 +14,7 @@ the queue itself.
 """
 
 import heapq
+import math
 from collections import deque
 from typing import Deque, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
@@ -43,6 +44,9 @@ class SimulatedRun(NamedTuple):
         return max(self.ends, default=0.0)
 
 
+_NEVER = -1.0  # in place of a time
+_SHOWN = 6  # ops of a circle that an error names
+
 _Thread = Deque[int]  # the ops that a thread runs next itself
 
 
@@ -64,56 +68,50 @@ class _Run:
         self._program = program
         self.memory = Memory(program, temporary_role)
         self._pools = [_Pool(threads) for threads in program.threads]
-        self._woken: List[int] = []  # pools in which a thread may find something to do
-        self._waiting = [0] * len(ops)
+        self._woken: List[int] = []  # pools in which an idle thread may find something to do
+        self._waiting: List[int] = []
         self._followers: List[List[int]] = [[] for _ in ops]
-        for number, op in enumerate(ops):
-            before = {producer for producer, _ in op.inputs if producer >= 0}
-            before.update(op.after)
-            self._waiting[number] = len(before)
-            for producer in before:
+        # Of each op: the pool in whose queue it waits, and which executor hands it out; -1 for an op that names a pool.
+        self._queue_of: List[int] = []
+        self._executor: List[int] = []
+        for number, (device, seconds, _, inputs, after, _, _, _, pool) in enumerate(ops):
+            if not 0 <= seconds < math.inf:
+                raise ValueError(f"op {number} of the program takes {seconds} seconds: expected a number from 0 on")
+            waiting = len(after)
+            for producer, _ in inputs:
+                if producer >= 0:
+                    waiting += 1
+                    self._followers[producer].append(number)
+            for producer in after:
                 self._followers[producer].append(number)
+            self._waiting.append(waiting)
+            self._queue_of.append(program.pools[device] if pool < 0 else pool)
+            self._executor.append(device if pool < 0 else -1)
         self._collective = [-1] * len(ops)  # of each rank
-        self._missing: List[int] = []
+        self._missing: List[int] = []  # ranks of each collective
         self._holders: List[Dict[int, int]] = []  # of each collective: pool -> the rank that holds a thread of it
         for collective, ranks in enumerate(program.collectives):
             self._missing.append(len(ranks))
             self._holders.append({ops[rank].pool: rank for rank in ranks if ops[rank].pool >= 0})
             for rank in ranks:
                 self._collective[rank] = collective
-        self._executor = [op.device if op.pool < 0 else -1 for op in ops]
-        self._queue_of = [program.pools[op.device] if op.pool < 0 else op.pool for op in ops]
         self._threads: List[Optional[_Thread]] = [None] * len(ops)  # that run it
         self._events: List[Tuple[float, int]] = []  # (end, op), a heap
-        self.starts = [0.0] * len(ops)
-        self.ends = [0.0] * len(ops)
-        self.causes = [-1] * len(ops)
         self._cause = -1
-        self.done = 0
+        self.starts = [0.0] * len(ops)
+        self.ends = [_NEVER] * len(ops)
+        self.causes = [-1] * len(ops)
 
     def run(self) -> None:
         """Runs the program from the first op to the last."""
         self._start_roots()
-        while self._events:
-            now, number = heapq.heappop(self._events)
+        events, finish = self._events, self.memory.finish
+        while events:
+            now, number = heapq.heappop(events)
             self.ends[number] = now
-            self.done += 1
             self._cause = number
-            self.memory.finish(number, now)
-            ready = []
-            for follower in self._followers[number]:
-                self._waiting[follower] -= 1
-                if not self._waiting[follower]:
-                    ready.append(follower)
-            thread = self._threads[number]
-            if thread is None or self._executor[number] < 0:
-                self._enqueue(ready, now)
-            else:
-                self._hand_out(ready, self._executor[number], thread, now)
-            if thread is not None:
-                pool = self._queue_of[number]
-                self._pools[pool].idle.append(thread)
-                self._woken.append(pool)
+            finish(number, now)
+            self._hand_out(number, now)
             self._wake(now)
 
     def _start_roots(self) -> None:
@@ -126,45 +124,53 @@ class _Run:
                 if op.cheap and op.pool < 0:
                     own[op.device % len(own)].append(number)  # each executor starts in some thread
                 else:
-                    self._enqueue([number], 0.0)
+                    self._enqueue(number, 0.0)
         for number, pool in enumerate(self._pools):
             for thread in threads[number]:
                 pool.idle.append(thread)
                 self._serve(number, 0.0)
         self._wake(0.0)
 
-    def _enqueue(self, ready: Sequence[int], now: float) -> None:
-        """Puts ops into the queues of their pools. A rank of a collective that holds a link waits for no thread."""
-        for number in ready:
-            if self._executor[number] < 0 and self._collective[number] >= 0:
-                self._come(number, now)
-            else:
-                pool = self._queue_of[number]
-                self._pools[pool].queue.append(number)
-                self._woken.append(pool)
+    def _enqueue(self, number: int, now: float) -> None:
+        """Puts an op into the queue of its pool. A rank of a collective that names a pool waits for no thread."""
+        if self._executor[number] < 0 and self._collective[number] >= 0:
+            self._come(number, now)
+        else:
+            pool = self._queue_of[number]
+            self._pools[pool].queue.append(number)
+            self._woken.append(pool)
 
-    def _hand_out(self, ready: Sequence[int], executor: int, thread: _Thread, now: float) -> None:
-        """Puts the ops that an op has made ready where TensorFlow's executor would put them."""
+    def _hand_out(self, number: int, now: float) -> None:
+        """Puts the ops that an op makes ready where TensorFlow's executor would put them; its thread is then idle."""
+        thread, executors, waiting = self._threads[number], self._executor, self._waiting
+        executor = executors[number]
         current = -1
-        for number in ready:
-            if self._executor[number] != executor:  # reached by a transfer
-                self._enqueue([number], now)
-            elif self._program.ops[number].cheap:
-                thread.append(number)
+        for follower in self._followers[number]:
+            waiting[follower] -= 1
+            if waiting[follower]:
+                continue
+            if thread is None or executor < 0 or executors[follower] != executor:  # reached by a transfer
+                self._enqueue(follower, now)
+            elif self._program.ops[follower].cheap:
+                thread.append(follower)
             else:
                 if current >= 0:
-                    self._enqueue([current], now)
-                current = number
-        if current >= 0:
-            if thread:
-                self._enqueue([current], now)
-            else:
+                    self._enqueue(current, now)
+                current = follower
+        if thread is not None:
+            if current >= 0 and thread:
+                self._enqueue(current, now)
+            elif current >= 0:
                 thread.append(current)
+            pool = self._queue_of[number]
+            self._pools[pool].idle.append(thread)
+            self._woken.append(pool)
 
     def _wake(self, now: float) -> None:
-        """Gives idle threads something to do."""
+        """Gives idle threads something to do, in the order of the pools."""
         while self._woken:
-            woken, self._woken = sorted(self._woken), []
+            woken, self._woken = self._woken, []
+            woken.sort()
             for pool in woken:
                 self._serve(pool, now)
 
@@ -235,14 +241,36 @@ def simulate(program: SimulatedProgram, temporary_role: str) -> SimulatedRun:
       temporary_role: the role of temporary memory.
 
     Raises:
-      ValueError: ops wait for each other in a circle.
+      ValueError: ops wait for each other in a circle, a pool has no thread, or an op has no time from 0 on.
     """
+    if min(program.threads, default=1) < 1:
+        raise ValueError(f"the pools of the program have {list(program.threads)} threads: expected 1 or more in each")
     run = _Run(program, temporary_role)
     run.run()
-    if run.done < len(program.ops):
+    never = run.ends.count(_NEVER)
+    if never:
+        circle = _circle(program, run.ends)
+        chain = ", which waits for ".join(f"op {number}" for number in circle[:_SHOWN])
+        more = f", and so on, over {len(circle) - _SHOWN} more," if len(circle) > _SHOWN else ", which waits"
         raise ValueError(
-            "{} of {} ops of the program wait for each other in a circle".format(
-                len(program.ops) - run.done, len(program.ops)
-            )
+            f"{never} of {len(program.ops)} ops of the program never run, as some wait for each other in a circle: "
+            f"{chain}{more} for op {circle[0]}"
         )
     return SimulatedRun(run.starts, run.ends, run.causes, run.memory.peaks(), run.memory.changes)
+
+
+def _circle(program: SimulatedProgram, ends: Sequence[float]) -> List[int]:
+    """Ops that never ran, each of which waits for the next one, and the last for the first."""
+    ranks_of = {rank: ranks for ranks in program.collectives for rank in ranks}
+
+    def awaited(number: int) -> List[int]:
+        op = program.ops[number]
+        return [other for other in [p for p, _ in op.inputs] + list(op.after) if other >= 0 and ends[other] == _NEVER]
+
+    number = ends.index(_NEVER)
+    trail: Dict[int, int] = {}
+    while number not in trail:
+        trail[number] = len(trail)
+        # A rank that has come waits for one that has not.
+        number = (awaited(number) or [rank for rank in ranks_of[number] if awaited(rank)])[0]
+    return [other for other, place in trail.items() if place >= trail[number]]

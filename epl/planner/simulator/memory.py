@@ -7,7 +7,8 @@
 The engine says when ops start and end; nothing here knows of threads.
 """
 
-from typing import Dict, List, NamedTuple, Sequence
+import bisect
+from typing import Dict, List, NamedTuple, Sequence, Tuple
 
 from epl.planner.simulator.program import SimulatedProgram
 
@@ -28,18 +29,8 @@ class Peak(NamedTuple):
     seconds: float
 
 
-class BufferChange(NamedTuple):
-    """Ops allocate bytes, or free them if `bytes` is below 0.
-
-    Attributes:
-      seconds: the time from the begin of the step.
-      role: of the memory.
-      bytes: how many.
-    """
-
-    seconds: float
-    role: str
-    bytes: int
+# (seconds from the begin of the step, role, bytes): bytes that are allocated then, or freed if they are below 0.
+BufferChange = Tuple[float, str, int]
 
 
 class Memory:
@@ -50,30 +41,16 @@ class Memory:
     """
 
     def __init__(self, program: SimulatedProgram, temporary_role: str) -> None:
-        ops = program.ops
-        self._ops = ops
+        self._ops = program.ops
         self._temporary_role = temporary_role
         self._first: List[int] = []  # slot of each op
         slots = 0
-        for op in ops:
+        for op in program.ops:
             self._first.append(slots)
             slots += len(op.outputs)
-        first = self._first
-        self._inputs = [[first[p] + output if p >= 0 else -1 for p, output in op.inputs] for op in ops]
         self._references = [0] * (slots + 1)  # ops that still need the memory
-        references = self._references
-        for inputs in self._inputs:
-            for slot in inputs:
-                references[slot] += 1
-        for number in program.fetched:
-            for slot in range(first[number], first[number] + len(ops[number].outputs)):
-                references[slot] += 1
-        references[-1] += slots + 1
         self._unused: Dict[int, List[int]] = {}  # op -> its outputs that no op takes
-        for number, op in enumerate(ops):
-            for slot in range(first[number], first[number] + len(op.outputs)):
-                if not references[slot]:
-                    self._unused.setdefault(number, []).append(slot)
+        self._count_references(program)
         self._owner = [-1] * (slots + 1)
         self._device = [0] * (slots + 1)
         self._bytes = [0] * (slots + 1)
@@ -81,74 +58,103 @@ class Memory:
         devices = len(program.pools)
         self._held = [0] * devices
         self._most = [0] * devices
-        self._most_at = [(-1, 0.0, 0)] * devices  # op, seconds, changes up to then
+        self._most_at = [(-1, 0.0, 0)] * devices  # op, seconds, number of changes up to then
         self.changes: List[List[BufferChange]] = [[] for _ in range(devices)]
+
+    def _count_references(self, program: SimulatedProgram) -> None:
+        first, references = self._first, self._references
+        for op in program.ops:
+            for producer, output in op.inputs:
+                if producer >= 0:
+                    references[first[producer] + output] += 1
+        references[-1] = sum(references) + 1
+        for number in program.fetched:
+            for slot in range(first[number], first[number] + len(program.ops[number].outputs)):
+                references[slot] += 1
+        for slot, count in enumerate(references):
+            if not count:
+                self._unused.setdefault(bisect.bisect_right(first, slot) - 1, []).append(slot)
 
     def start(self, number: int, now: float) -> None:
         """An op allocates its outputs and its temporary memory."""
-        device, _, _, _, _, outputs, temporary, (at, added), _ = self._ops[number]
-        inputs, owners = self._inputs[number], self._owner
-        if added:
-            owner = owners[inputs[at]]
-            self._add(self._device[owner], self._roles[owner], added, now)
-            self._bytes[owner] += added
-        slot = self._first[number]
-        for size, alias, in_place, role, persistent in outputs:
-            if not persistent:
-                if alias >= 0:
-                    owner = owners[inputs[alias]]
-                    self._references[owner] += self._references[slot]
-                else:
-                    owner = self._free_to_take(inputs, in_place, device, size) if in_place else -1
-                    if owner >= 0:
-                        self._add(device, self._roles[owner], -size, now)
-                        self._references[owner] += self._references[slot]
-                    else:
-                        owner = slot
-                        self._device[slot] = device
-                        self._bytes[slot] = size
-                    self._roles[owner] = role
-                    self._add(device, role, size, now)
-                owners[slot] = owner
-            slot += 1
+        device, _, _, inputs, _, outputs, temporary, (at, grown), _ = self._ops[number]
+        if grown:
+            owner = self._owner_of(inputs[at])
+            self._bytes[owner] += grown
+            self._add(self._device[owner], self._roles[owner], grown, now)
+        changes, allocated = self.changes[device], temporary
+        for slot, (size, alias, in_place, role, persistent) in enumerate(outputs, self._first[number]):
+            if persistent:
+                continue
+            if alias >= 0:
+                self._owner[slot] = owner = self._owner_of(inputs[alias])
+                self._references[owner] += self._references[slot]
+                continue
+            owner = self._free_to_take(number, in_place, size) if in_place else -1
+            if owner >= 0:
+                self._references[owner] += self._references[slot]
+                if size:
+                    changes.append((now, self._roles[owner], -size))
+                    allocated -= size
+            else:
+                owner = slot
+                self._device[slot] = device
+                self._bytes[slot] = size
+            self._owner[slot] = owner
+            self._roles[owner] = role
+            if size:
+                changes.append((now, role, size))
+                allocated += size
         if temporary:
-            self._add(device, self._temporary_role, temporary, now)
-        if self._held[device] > self._most[device]:
-            self._most[device] = self._held[device]
-            self._most_at[device] = (number, now, len(self.changes[device]))
+            changes.append((now, self._temporary_role, temporary))
+        held = self._held[device] + allocated
+        self._held[device] = held
+        if held > self._most[device]:
+            self._most[device] = held
+            self._most_at[device] = (number, now, len(changes))
 
-    def _free_to_take(self, inputs: Sequence[int], in_place: Sequence[int], device: int, size: int) -> int:
+    def _owner_of(self, source: Tuple[int, int]) -> int:
+        """The slot that has the memory of an input."""
+        producer, output = source
+        return self._owner[self._first[producer] + output] if producer >= 0 else -1
+
+    def _free_to_take(self, number: int, in_place: Sequence[int], size: int) -> int:
         """A slot whose memory an output may take, -1 if there is none: nothing else needs it, and it has that size."""
-        for at in in_place:
-            owner = self._owner[inputs[at]]
-            if self._references[owner] == 1 and self._bytes[owner] == size and self._device[owner] == device:
+        op = self._ops[number]
+        for owner in (self._owner_of(op.inputs[at]) for at in in_place):
+            if self._references[owner] == 1 and self._bytes[owner] == size and self._device[owner] == op.device:
                 return owner
         return -1
 
     def finish(self, number: int, now: float) -> None:
         """Frees the inputs that no other op needs, and outputs that no op takes."""
-        owners, references = self._owner, self._references
-        op = self._ops[number]
-        if op.temporary:
-            self._add(op.device, self._temporary_role, -op.temporary, now)
-        for slot in self._inputs[number]:
-            owner = owners[slot]
-            references[owner] -= 1
-            if not references[owner]:
-                self._free(owner, now)
-        for slot in self._unused.get(number, ()):
-            if not references[owners[slot]]:
-                self._free(owners[slot], now)
+        owners, references, first = self._owner, self._references, self._first
+        device, _, _, inputs, _, _, temporary, _, _ = self._ops[number]
+        if temporary:
+            self._add(device, self._temporary_role, -temporary, now)
+        for producer, output in inputs:
+            if producer >= 0:
+                owner = owners[first[producer] + output]
+                references[owner] -= 1
+                if not references[owner]:
+                    self._free(owner, now)
+        if number in self._unused:
+            for slot in self._unused[number]:
+                if not references[owners[slot]]:
+                    self._free(owners[slot], now)
 
     def _free(self, slot: int, now: float) -> None:
-        self._add(self._device[slot], self._roles[slot], -self._bytes[slot], now)
-        self._bytes[slot] = 0
+        size = self._bytes[slot]
+        if size:
+            device = self._device[slot]
+            self._bytes[slot] = 0
+            self._held[device] -= size
+            self.changes[device].append((now, self._roles[slot], -size))
 
     def _add(self, device: int, role: str, size: int, now: float) -> None:
         """Adds to what a device holds, or takes away."""
-        if size:
-            self._held[device] += size
-            self.changes[device].append(BufferChange(now, role, size))
+        self._held[device] += size
+        self.changes[device].append((now, role, size))
 
     def peaks(self) -> List[Peak]:
         """The peak of each device."""

@@ -103,9 +103,32 @@ def test_what_a_collective_makes_ready_takes_its_turn():
     assert peak(*ops, collectives=ranks) < 3 * 8
 
 
-def test_ops_that_wait_for_each_other_are_an_error():
-    with pytest.raises(ValueError, match="2 of 2 ops"):
-        peaks(op(after=[1]), op(after=[0]))
+def test_ops_that_wait_for_each_other_are_an_error_that_names_them():
+    waits = [op(size=1), op(after=[2]), op(1, after=[0]), op(2)]
+    with pytest.raises(ValueError, match="^3 of 4 ops .* op 1, which waits for op 2, which waits for op 1$"):
+        peaks(*waits)
+
+
+def test_collectives_in_another_order_on_another_rank_are_a_circle():
+    ops = [op(), op(after=[0]), op(device=1, after=[3]), op(device=1)]
+    with pytest.raises(ValueError, match="op 0, which waits for op 2, which waits for op 3, which waits for op 1, "):
+        peaks(*ops, devices=2, collectives=[(0, 2), (1, 3)])
+
+
+def test_of_a_long_circle_some_ops_are_named():
+    with pytest.raises(ValueError, match="op 6, which waits for op 5, and so on, over 4 more, for op 0$"):
+        peaks(*[op(after=[(i - 1) % 10]) for i in range(10)])
+
+
+@pytest.mark.parametrize("seconds", [-1.0, float("nan"), float("inf")])
+def test_an_op_without_a_time_is_refused(seconds):
+    with pytest.raises(ValueError, match="op 1 of the program takes .* seconds: expected a number from 0 on"):
+        peaks(op(), op()._replace(seconds=seconds))
+
+
+def test_a_pool_without_threads_is_refused():
+    with pytest.raises(ValueError, match="1 or more in each"):
+        peaks(op(), threads=0)
 
 
 # Times.
