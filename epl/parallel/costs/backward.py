@@ -13,8 +13,8 @@ import tensorflow.compat.v1 as tf
 
 from epl.ir import node_wire
 from epl.ir.dataflow import SHAPE_OPS
-from epl.parallel.costs.ops import OpCost, op_cost
-from epl.parallel.costs.shapes import TensorType, has_assumed_rank, num_bytes
+from epl.parallel.costs.ops import OpRun, kind_of
+from epl.parallel.costs.shapes import TensorType, has_assumed_rank
 from epl.planner.machine.op_kinds import Kind
 from epl.utils import tf_compat
 
@@ -31,6 +31,8 @@ class Signature(NamedTuple):
       constants: by input, the elements of a small constant of whole numbers; None for other inputs.
       wanted: by input, whether its gradient is needed.
       used: by output, whether a gradient comes to it.
+      variables: by input, shape and dtype of the variable whose handle it is; None for other inputs. () if no input is
+        a handle.
     """
 
     type: str
@@ -40,18 +42,19 @@ class Signature(NamedTuple):
     constants: Tuple[Constant, ...]
     wanted: Tuple[bool, ...]
     used: Tuple[bool, ...]
+    variables: Tuple[Optional[TensorType], ...] = ()
 
 
 class Backward(NamedTuple):
     """The backward pass of one run of an op.
 
     Attributes:
-      costs: of the backward ops.
+      runs: the backward ops, those of each kind that takes time.
       kept_inputs, kept_outputs: positions of the tensors of the forward op that they read.
-      is_known: whether the op could be differentiated by itself; else the costs are those of the forward op.
+      is_known: whether the op could be differentiated by itself; else the forward op counts once more.
     """
 
-    costs: Tuple[OpCost, ...]
+    runs: Tuple[OpRun, ...]
     kept_inputs: Tuple[int, ...]
     kept_outputs: Tuple[int, ...]
     is_known: bool = True
@@ -90,7 +93,7 @@ def differentiate(ops: Sequence[Signature]) -> Dict[Signature, Backward]:
 
 def _differentiated(scratch: tf.Graph, op: Signature, name: str) -> Backward:
     if op.type in _ARRAYS:
-        return Backward((op_cost(_node_of(op, name), op.inputs, op.outputs),), (), ())
+        return Backward((own_run(op),), (), ())
     try:
         forward = _build(scratch, op, name)
         gradient = tf_compat.gradient_function(forward)
@@ -107,8 +110,7 @@ def _differentiated(scratch: tf.Graph, op: Signature, name: str) -> Backward:
     except (
         Exception
     ):  # a gradient function that needs more of the graph than the op, or an op that does not stand alone
-        own = op_cost(_node_of(op, name), op.inputs, op.outputs)
-        return Backward((own,), (), (), is_known=False)
+        return Backward((own_run(op),), (), (), is_known=False)
     listed = gradients if isinstance(gradients, (list, tuple)) else [gradients]
     roots = [
         part
@@ -121,7 +123,7 @@ def _differentiated(scratch: tf.Graph, op: Signature, name: str) -> Backward:
 
 def _measured(forward: tf.Operation, roots: Sequence[tf.Operation], before: int) -> Backward:
     """The backward pass of which the gradients are the `roots`; its ops are those after the op number `before`."""
-    costs: List[OpCost] = []
+    runs: List[OpRun] = []
     kept: Set[tf.Tensor] = set()
     seen = set(roots)
     waiting = list(seen)
@@ -129,10 +131,9 @@ def _measured(forward: tf.Operation, roots: Sequence[tf.Operation], before: int)
         op = waiting.pop()
         if tf_compat.op_id(op) <= before:
             continue
-        inputs, outputs = ([_type(tensor) for tensor in some] for some in (op.inputs, op.outputs))
-        cost = op_cost(op.node_def, inputs, outputs)
-        if cost.kind != Kind.FREE:
-            costs.append(cost)
+        if kind_of(op.type) != Kind.FREE:
+            inputs, outputs = (tuple(_type(tensor) for tensor in some) for some in (op.inputs, op.outputs))
+            runs.append(OpRun(op.node_def, inputs, outputs))
         if op.type not in SHAPE_OPS:
             kept.update(op.inputs)
         for tensor in op.inputs:
@@ -140,7 +141,7 @@ def _measured(forward: tf.Operation, roots: Sequence[tf.Operation], before: int)
                 seen.add(tensor.op)
                 waiting.append(tensor.op)
     return Backward(
-        tuple(costs),
+        tuple(runs),
         tuple(i for i, tensor in enumerate(forward.inputs) if tensor in kept),
         tuple(i for i, tensor in enumerate(forward.outputs) if tensor in kept),
     )
@@ -150,14 +151,19 @@ def _build(scratch: tf.Graph, op: Signature, name: str) -> tf.Operation:
     """The op on placeholders, and on constants where its inputs are."""
     graph_def = tf.GraphDef()
     graph_def.versions.producer = scratch.graph_def_versions.producer
-    node = _node_of(op, name)
+    node = node_of(op, name)
     for position, (given, constant) in enumerate(zip(op.inputs, op.constants)):
         source = graph_def.node.add(name=f"{name}_in{position}")
         source.attr["dtype"].type = given.dtype.base_dtype.as_datatype_enum
         if given.dtype.base_dtype == tf.resource:  # of a variable, as gradients of lookups expect it
             source.op = "VarHandleOp"
-            source.attr["dtype"].CopyFrom(node.attr["dtype"])
-            source.attr["shape"].shape.unknown_rank = True
+            variable = op.variables[position] if op.variables else None
+            if variable is None:
+                source.attr["dtype"].CopyFrom(node.attr["dtype"])
+                source.attr["shape"].shape.unknown_rank = True
+            else:
+                source.attr["dtype"].type = variable.dtype.as_datatype_enum
+                source.attr["shape"].shape.CopyFrom(tf.TensorShape(variable.shape).as_proto())
         elif constant is None:
             source.op = "Placeholder"
             source.attr["shape"].shape.CopyFrom(tf.TensorShape(given.shape).as_proto())
@@ -174,7 +180,13 @@ def _build(scratch: tf.Graph, op: Signature, name: str) -> tf.Operation:
     return built
 
 
-def _node_of(op: Signature, name: str) -> tf.NodeDef:
+def own_run(op: Signature) -> OpRun:
+    """One run of an op."""
+    return OpRun(node_of(op, "op"), op.inputs, op.outputs)
+
+
+def node_of(op: Signature, name: str) -> tf.NodeDef:
+    """The op as a node of that name, without inputs."""
     node = tf.NodeDef.FromString(b"".join(op.attrs))
     node.name, node.op = name, op.type
     return node
@@ -192,8 +204,6 @@ def _type(tensor: tf.Tensor) -> TensorType:
     return TensorType(None if shape.ndims is None else tuple(shape.as_list()), tensor.dtype)
 
 
-def addition(tensor: TensorType, count: int) -> OpCost:
+def addition(tensor: TensorType, count: int) -> OpRun:
     """The sum of the `count` gradients of a tensor that so many ops take."""
-    size = num_bytes(tensor)
-    elements = size / tensor.dtype.base_dtype.size
-    return OpCost(Kind.ELEMENTWISE, (count - 1) * elements, (count + 1.0) * size, 0, tensor.dtype.base_dtype.name)
+    return OpRun(tf.NodeDef(op="AddN"), (tensor,) * count, (tensor,))

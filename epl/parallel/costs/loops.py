@@ -3,7 +3,7 @@
 from typing import Collection, Dict, Optional, Tuple
 
 from epl.ir.view import GraphView
-from epl.parallel.costs.folding import Folding
+from epl.parallel.costs.folding import Folding, Number
 
 Frames = Dict[int, Tuple[str, ...]]  # node -> names of the loops it runs in, outermost first; absent: none
 
@@ -61,12 +61,20 @@ def _limit(view: GraphView, folding: Folding, condition: int) -> Optional[int]:
         inputs.reverse()
     elif op_type not in ("Less", "LessEqual"):
         return None
-    bound = folding.scalar(inputs[1])
-    start, step = _counter(view, folding, inputs[0])
+    return trips(op_type, *_counter(view, folding, inputs[0]), folding.scalar(inputs[1]))
+
+
+def trips(compared: str, start: Number, step: Number, bound: Number) -> Optional[int]:
+    """How often a loop runs that counts from `start` in steps up to a bound; None if one of them is not known.
+
+    Args:
+      compared: op type of the comparison: less or greater than the bound, or equal to it, too.
+      start, step, bound: the numbers.
+    """
     if bound is None or start is None or step is None or step <= 0:
         return None
-    trips = (bound - start) // step + 1 if op_type.endswith("Equal") else -((start - bound) // step)
-    return max(0, int(trips))
+    found = (bound - start) // step + 1 if compared.endswith("Equal") else -((start - bound) // step)
+    return max(0, int(found))
 
 
 def _counter(view: GraphView, folding: Folding, node: int) -> Tuple[Optional[float], Optional[float]]:

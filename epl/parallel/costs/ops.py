@@ -34,6 +34,55 @@ class OpCost(NamedTuple):
 
 
 Types = Sequence[TensorType]
+
+
+class OpRun(NamedTuple):
+    """An op that runs, with the types that it runs on.
+
+    Attributes:
+      node: the op: its type and attributes count.
+      inputs, outputs: types of its data inputs and outputs.
+      times: how often it runs.
+      share: of its FLOPs and bytes that counts.
+    """
+
+    node: tf.NodeDef
+    inputs: Tuple[TensorType, ...]
+    outputs: Tuple[TensorType, ...]
+    times: float = 1.0
+    share: float = 1.0
+
+    def cost(self) -> OpCost:
+        """The cost of one run."""
+        found = op_cost(self.node, self.inputs, self.outputs)
+        if self.share == 1:
+            return found
+        return found._replace(flops=self.share * found.flops, bytes=self.share * found.bytes)
+
+
+KeptInside = Tuple[TensorType, float]
+
+
+class OpWork(NamedTuple):
+    """What one run of an op computes and keeps.
+
+    Attributes:
+      forward, backward: the ops that run.
+      kept_inputs, kept_outputs: positions of its tensors that the backward pass reads.
+      inside: (tensor, how many) that are kept inside of functions.
+      is_known: whether the backward pass is known; else it counts as the forward pass.
+      unbounded: loops inside of functions whose turns are not known and count as 1.
+    """
+
+    forward: Tuple[OpRun, ...]
+    backward: Tuple[OpRun, ...]
+    kept_inputs: Tuple[int, ...] = ()
+    kept_outputs: Tuple[int, ...] = ()
+    inside: Tuple[KeptInside, ...] = ()
+    is_known: bool = True
+    unbounded: Tuple[str, ...] = ()
+
+
 Flops = Callable[[tf.NodeDef, Types, Types], float]
 Traffic = Callable[[Types, Types], float]
 
@@ -42,6 +91,11 @@ class Row(NamedTuple):
     kind: str
     flops: Flops
     traffic: Traffic
+
+
+def kind_of(op_type: str) -> str:
+    """The kind of an op type, a constant of Kind."""
+    return _TABLE.get(op_type, _UNKNOWN).kind
 
 
 def op_cost(node: tf.NodeDef, inputs: Types, outputs: Types) -> OpCost:

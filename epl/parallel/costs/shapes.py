@@ -59,7 +59,7 @@ def output_types(
     Returns:
       The types, with None for dimensions that stay unknown, and the assumptions, for people.
     """
-    types = _types_of(tf_graph, view, nodes)
+    types = types_of(tf_graph, view, nodes)
     open_sources = _open_sources(view, types)
     if not open_sources:
         return types, still_open(view, types)
@@ -110,7 +110,8 @@ def num_bytes(tensor: TensorType) -> int:
     return num_elements(tensor.shape) * (16 if dtype == tf.string else dtype.size)
 
 
-def _types_of(tf_graph: tf.Graph, view: GraphView, nodes: Collection[int]) -> Types:
+def types_of(tf_graph: tf.Graph, view: GraphView, nodes: Collection[int]) -> Types:
+    """Shape and dtype of every output of some nodes, as the graph has them."""
     types = {}
     for node in nodes:
         outputs = tf_graph.get_operation_by_name(view.nodes[node].name).outputs
@@ -121,7 +122,7 @@ def _types_of(tf_graph: tf.Graph, view: GraphView, nodes: Collection[int]) -> Ty
 def _inferred(view: GraphView, nodes: Collection[int], graph_def: tf.GraphDef) -> Types:
     scratch = tf.Graph()
     tf_compat.import_nodes(scratch, graph_def.SerializeToString(), [view.nodes[i].name for i in nodes], [], [])
-    return _types_of(scratch, view, nodes)
+    return types_of(scratch, view, nodes)
 
 
 def has_assumed_rank(shape: tf.TensorShape) -> bool:

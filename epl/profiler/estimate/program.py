@@ -13,16 +13,17 @@ from epl.ir import op_types
 from epl.ir.dataflow import data_inputs
 from epl.ir.view import GraphView
 from epl.ir.walks import topological_order
+from epl.parallel.costs import kernels
 from epl.parallel.costs import loops as costs_loops
 from epl.parallel.costs import shapes as costs_shapes
-from epl.parallel.costs.costs import keeps_order
 from epl.parallel.costs.folding import Folding
+from epl.parallel.costs.forward_nodes import keeps_order
 from epl.parallel.costs.op_times import times_on
 from epl.parallel.costs.ops import op_cost
 from epl.parallel.costs.shapes import TensorType, Types, num_bytes
 from epl.planner.machine.op_kinds import Kind
 from epl.planner.simulator.program import SimulatedOp, SimulatedOutput, SimulatedProgram
-from epl.profiler.estimate import grappler, kernels
+from epl.profiler.estimate import grappler
 from epl.profiler.estimate.matched_collectives import collectives_of
 
 TRANSFER = "communication"  # role of tensors from another device

@@ -7,8 +7,9 @@ import tensorflow.compat.v1 as tf
 
 from epl.ir.view import GraphView
 from epl.parallel.costs import backward, costs
-from epl.parallel.costs.backward import Signature
-from epl.parallel.costs.folding import Folding
+from epl.parallel.costs.forward_nodes import read_nodes
+from epl.parallel.costs.functions import FunctionLibrary
+from epl.parallel.costs.op_work import find_works
 from epl.parallel.costs.shapes import output_types
 from epl.planner.machine.op_kinds import Kind
 from tests.parallel.partition_models import cnn, lstm, tokens, transformer
@@ -47,25 +48,30 @@ def words(resource):
     return tf.reduce_mean(tf.nn.softmax_cross_entropy_with_logits(labels=tf.one_hot(labels, 9), logits=logits))
 
 
-def by_kind(some):
-    """Kind -> FLOPs and bytes of costs."""
+def by_kind(runs):
+    """Kind -> FLOPs and bytes of runs."""
     sums = collections.Counter()
-    for one in some:
-        sums[one.kind] += one.flops
-        sums[one.kind + " bytes"] += one.bytes
+    for run in runs:
+        cost = run.cost()
+        sums[cost.kind] += cost.flops
+        sums[cost.kind + " bytes"] += cost.bytes
     return sums
 
 
+def works_of(view, nodes, starts=None):
+    """The nodes, and what their ops compute."""
+    types, _ = output_types(tf.get_default_graph(), view, nodes)
+    read = read_nodes(view, types, nodes, starts).of_node
+    return read, find_works(costs.signatures_of(read), FunctionLibrary(view.graph_def.library))
+
+
 def estimated(loss):
-    """The backward ops of the default graph, op by op, and the number of different ones."""
-    tf_graph, view = tf.get_default_graph(), GraphView(tf.get_default_graph())
-    nodes = view.ancestors([view.index[loss.op.name]])
-    types, _ = output_types(tf_graph, view, nodes)
-    folding = Folding(view, types)
-    once = {node: costs._cost_of(view, types, folding, node) for node in nodes}
-    found, guessed = costs._backward(view, types, folding, once)
-    assert not guessed
-    return by_kind(one for some in found.values() for one in some)
+    """The backward ops of the default graph, op by op."""
+    view = GraphView(tf.get_default_graph())
+    read, works = works_of(view, view.ancestors([view.index[loss.op.name]]))
+    assert all(work.is_known for work in works.values())
+    runs = [run for one in read.values() if one.signature is not None for run in works[one.signature].backward]
+    return by_kind(runs + [backward.addition(*each) for one in read.values() for each in one.sums])
 
 
 def built(loss):
@@ -77,10 +83,9 @@ def built(loss):
         is_sparse = isinstance(gradient, tf.IndexedSlices)
         roots += [gradient.values.op, gradient.indices.op] if is_sparse else [gradient.op]
     view = GraphView(tf_graph)
-    nodes = view.ancestors([view.index[op.name] for op in roots])
-    types, _ = output_types(tf_graph, view, nodes)
-    folding = Folding(view, types)
-    return by_kind(costs._cost_of(view, types, folding, node) for node in nodes if node >= before)
+    read, works = works_of(view, view.ancestors([view.index[op.name] for op in roots]), ())
+    added = [one.signature for node, one in read.items() if node >= before and one.signature is not None]
+    return by_kind(run for op in added for run in works[op].forward)
 
 
 @pytest.mark.parametrize(
@@ -104,15 +109,12 @@ def test_the_ops_of_a_loop_are_those_of_tf_gradients():
 
 def _op(tensor, wanted=None):
     """The op that computes a tensor, alone."""
-    op = tensor.op
-    view = GraphView(op.graph)
-    types, _ = output_types(op.graph, view, range(len(view)))
-    node = view.index[op.name]
-    inputs = costs.input_types(view, types, node)
-    return Signature(
-        op.type, backward.attributes_of(view.nodes[node]), tuple(inputs), tuple(types[node]), (None,) * len(inputs),
-        wanted or (True,) * len(inputs), (True,) * len(types[node]),
-    )  # fmt: skip
+    view = GraphView(tensor.graph)
+    types, _ = output_types(tensor.graph, view, range(len(view)))
+    node = view.index[tensor.op.name]
+    read = read_nodes(view, types, range(len(view)), ()).of_node[node].signature
+    every = (True,) * len(read.inputs)
+    return read._replace(constants=(None,) * len(read.inputs), wanted=wanted or every, used=(True,) * len(types[node]))
 
 
 def _kept(tensor):
@@ -137,7 +139,7 @@ def test_a_gradient_that_no_variable_needs_does_not_count():
     flops = []
     for wanted in ((True, True), (False, True), (False, False)):
         op = _op(product, wanted)
-        flops.append(sum(cost.flops for cost in backward.differentiate([op])[op].costs))
+        flops.append(sum(run.cost().flops for run in backward.differentiate([op])[op].runs))
     assert flops == [2 * 2 * 4 * 6 * 8, 2 * 4 * 6 * 8, 0]
 
 

@@ -1,0 +1,90 @@
+"""The tensors that a forward pass keeps for the backward pass: each counts once, where its memory was allocated.
+
+MatMul --> Reshape --> Tanh          MatMul's gradient reads x and w, Tanh's its own output: kept are x and Tanh
+x, w -^                              w is a variable, which is there anyway
+"""
+
+from typing import Dict, Mapping, Optional, Set
+
+from epl.ir import op_types
+from epl.ir.dataflow import data_inputs
+from epl.ir.view import GraphView
+from epl.parallel.costs.backward import Signature
+from epl.parallel.costs.forward_nodes import ForwardNode, Tensor, is_free
+from epl.parallel.costs.kernels import aliased_input
+from epl.parallel.costs.ops import OpWork
+from epl.parallel.costs.shapes import Types
+
+_PERSISTENT = op_types.VARIABLES | {"Const"}
+
+
+def kept_tensors(
+    view: GraphView, homes: "Homes", nodes: Mapping[int, ForwardNode], works: Mapping[Signature, OpWork]
+) -> Dict[Tensor, int]:
+    """(Node, output) of each tensor that is kept -> how many of them a loop makes; 1 outside of loops.
+
+    Args:
+      view: the graph.
+      homes: where the memory of its tensors was allocated.
+      nodes: the forward pass.
+      works: what its ops compute and keep.
+    """
+    found: Dict[Tensor, int] = {}
+    for node, read in nodes.items():
+        if read.signature is None:
+            continue
+        work = works[read.signature]
+        inputs = data_inputs(view, node)
+        for tensor in [inputs[at] for at in work.kept_inputs] + [(node, output) for output in work.kept_outputs]:
+            home = homes.of(tensor)
+            if home is not None:
+                found[home] = nodes[home[0]].runs if home[0] in nodes else 1
+    return found
+
+
+class Homes:
+    """Where the memory of tensors was allocated."""
+
+    def __init__(self, view: GraphView, types: Types, nodes: Mapping[int, ForwardNode]) -> None:
+        """Args: the graph, types of its nodes and of their producers, and the forward pass."""
+        self._view = view
+        self._types = types
+        self._nodes = nodes
+        self._known: Dict[Tensor, Optional[Tensor]] = {}
+
+    def of(self, tensor: Tensor) -> Optional[Tensor]:
+        """The tensor that was allocated for a tensor; None for a variable or a constant, which are there anyway."""
+        if tensor not in self._known:
+            self._known[tensor] = self._find(tensor)
+        return self._known[tensor]
+
+    def is_own(self, node: int, output: int) -> bool:
+        """Whether an op allocates an output."""
+        return self.of((node, output)) == (node, output)
+
+    def _find(self, tensor: Tensor) -> Optional[Tensor]:
+        view = self._view
+        passed: Set[int] = set()
+        while view.types[tensor[0]] not in _PERSISTENT:
+            node, output = tensor
+            inputs = data_inputs(view, node)
+            turns = [one for one in inputs if view.types[one[0]] in op_types.NEXT_ITERATIONS]
+            if turns and node not in passed:
+                passed.add(node)  # what a turn of a loop has made; if it made nothing new, what came into the loop
+                tensor = turns[0]
+                continue
+            at = self._alias(node, output)
+            if at < 0:
+                return tensor
+            tensor = inputs[at]
+        return None
+
+    def _alias(self, node: int, output: int) -> int:
+        types, view = self._types, self._view
+        read = self._nodes.get(node)
+        if read is not None and read.signature is not None and is_free(read.signature):
+            return 0
+        if any(producer not in types for producer, _ in data_inputs(view, node)):
+            return -1
+        inputs = [types[producer][position] for producer, position in data_inputs(view, node)]
+        return aliased_input(view.types[node], output, inputs, types[node])
