@@ -4,8 +4,7 @@ import pytest
 
 from epl.planner.simulator.engine import simulate
 from epl.planner.simulator.program import SimulatedOp, SimulatedOutput, SimulatedProgram
-
-NONE = (-1, 0)
+from tests.planner.simulator.programs import NONE, program_of, timed
 
 
 def op(
@@ -134,16 +133,8 @@ def test_a_pool_without_threads_is_refused():
 # Times.
 
 
-def run(*ops, devices=1, threads=(1,), collectives=()):
-    return simulate(SimulatedProgram(list(ops), tuple(range(devices)), tuple(threads), (), tuple(collectives)), "t")
-
-
-def timed(seconds, *inputs, **kwargs):
-    return op(*inputs, **kwargs)._replace(seconds=seconds)
-
-
-def on_pool(pool, one):
-    return one._replace(pool=pool)
+def run(*ops, **kwargs):
+    return simulate(program_of(*ops, **kwargs), "t")
 
 
 def test_an_op_starts_when_the_last_of_what_it_waits_for_has_ended():
@@ -176,7 +167,7 @@ def test_changes_of_memory_are_told_with_time_and_role():
 
 
 def test_a_transfer_holds_its_link_and_not_its_device():
-    ops = [timed(1, size=8), on_pool(2, timed(5, 0, size=8, device=1)), timed(4, device=1), timed(1, 1, device=1)]
+    ops = [timed(1, size=8), timed(5, 0, size=8, device=1, pool=2), timed(4, device=1), timed(1, 1, device=1)]
     found = run(*ops, devices=2, threads=(1, 1, 1))
     assert found.starts == [0, 1, 0, 6]
     assert found.peaks[1].bytes == 8
@@ -184,26 +175,26 @@ def test_a_transfer_holds_its_link_and_not_its_device():
 
 def test_transfers_over_one_link_follow_each_other_in_order_of_arrival():
     ops = [timed(2), timed(1, device=1)]
-    ops += [on_pool(2, timed(5, 0, device=1)), on_pool(2, timed(5, 1))]
+    ops += [timed(5, 0, device=1, pool=2), timed(5, 1, pool=2)]
     assert run(*ops, devices=2, threads=(1, 1, 1)).starts[2:] == [6, 1]
 
 
 def test_a_link_of_two_threads_carries_two_transfers_at_a_time():
-    ops = [on_pool(1, timed(5)) for _ in range(3)]
+    ops = [timed(5, pool=1) for _ in range(3)]
     assert run(*ops, threads=(1, 2)).starts == [0, 0, 5]
 
 
 def test_a_link_does_not_prefer_what_its_own_transfers_make_ready():
-    first = on_pool(1, timed(1)._replace(cheap=True))
-    other = on_pool(1, timed(1))
-    follower = on_pool(1, timed(1, 0)._replace(cheap=True))
+    first = timed(1, pool=1, cheap=True)
+    other = timed(1, pool=1)
+    follower = timed(1, 0, pool=1, cheap=True)
     assert run(first, other, follower, threads=(1, 1)).starts == [0, 1, 2]
 
 
 def ranks(*pools, seconds=2.0, inputs=()):
     """Ranks on devices 0, 1, ..., each of which names a pool; rank i takes output 0 of the op inputs[i]."""
     return [
-        on_pool(pool, timed(seconds, *inputs[device : device + 1], size=8, device=device))
+        timed(seconds, *inputs[device : device + 1], size=8, device=device, pool=pool)
         for device, pool in enumerate(pools)
     ]
 
@@ -220,15 +211,15 @@ def test_ranks_that_name_a_link_hold_no_thread_of_their_devices():
 
 
 def test_collectives_and_transfers_of_one_link_follow_each_other():
-    ops = ranks(2, 2) + ranks(2, 2) + [on_pool(2, timed(5))]
+    ops = ranks(2, 2) + ranks(2, 2) + [timed(5, pool=2)]
     found = run(*ops, devices=2, threads=(1, 1, 1), collectives=[(0, 1), (2, 3)])
     assert found.starts == [0, 0, 2, 2, 4]
     assert found.causes == [-1, -1, 1, 1, 3]
 
 
 def test_a_collective_waits_for_all_its_links_and_then_holds_all():
-    busy = on_pool(3, timed(5))
-    after = [on_pool(2, timed(1)), on_pool(3, timed(1))]  # they came later
+    busy = timed(5, pool=3)
+    after = [timed(1, pool=2), timed(1, pool=3)]  # they came later
     found = run(busy, *ranks(2, 3), *after, devices=2, threads=(1, 1, 1, 1), collectives=[(1, 2)])
     assert found.starts == [0, 5, 5, 7, 7]
 
@@ -240,8 +231,8 @@ def test_collectives_that_share_several_links_do_not_block_each_other():
 
 
 def test_what_came_after_a_collective_to_one_link_starts_with_it_if_there_is_a_thread():
-    busy = on_pool(3, timed(5))
-    waits = on_pool(2, timed(1))
+    busy = timed(5, pool=3)
+    waits = timed(1, pool=2)
     found = run(busy, *ranks(2, 3), waits, devices=2, threads=(1, 1, 2, 1), collectives=[(1, 2)])
     assert found.starts == [0, 5, 5, 5] and found.causes[3] == 0
 
