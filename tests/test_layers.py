@@ -70,6 +70,10 @@ BETWEEN_FEATURES = {
 IN_EVERY_PLAN = frozenset(["pipeline", "replication"])
 KNOWN_TO_CORE = {
     ("epl.planner.main", "strategy"): "the command records the strategy of a script",
+    ("epl.planner.prediction.gradients", "zero"): "which variables ZeRO gathers together, and in which blocks",
+    ("epl.planner.prediction.layout", "split"): "the groups of a split",
+    ("epl.planner.prediction.recomputation", "recompute"): "where segments of recomputation begin",
+    ("epl.planner.prediction.split_work", "split"): "which reshardings a choice needs",
     ("epl.profiler.estimate.what_if", "recompute"): "what recomputation would save",
     ("epl.profiler.estimate.what_if_state", "split"): "how fast links are",
     ("epl.profiler.memory_estimate", "amp"): "a step is estimated as it would run",

@@ -151,11 +151,12 @@ class CollectiveCosts:
 
     Attributes:
       machine: the machine.
+      routes: the ways between its devices.
     """
 
     def __init__(self, machine: Machine) -> None:
         self.machine = machine
-        self._routes = Routes(machine)
+        self.routes = Routes(machine)
         self._algorithms: Dict[Tuple[str, Devices], _Algorithm] = {}
         self._builders: Dict[str, Callable[[Devices, float], _Algorithm]] = {
             "all-reduce": self._all_reduce,
@@ -173,8 +174,8 @@ class CollectiveCosts:
         """
         if source == target:
             return 0.0
-        self._routes.ordered([source, target])
-        (channel,) = self._routes.channels([(source, target)])
+        self.routes.ordered([source, target])
+        (channel,) = self.routes.channels([(source, target)])
         return channel.latency + nbytes / channel.bandwidth
 
     def cost(self, collective: str, devices: Sequence[int], nbytes: float) -> CollectiveCost:
@@ -193,7 +194,7 @@ class CollectiveCosts:
             raise MachineError(f"there is no cost of {collective!r}; expected one of {', '.join(self._builders)}.")
         if not nbytes >= 0 or math.isinf(nbytes):
             raise MachineError(f"a collective of {nbytes} bytes has no cost; expected a number of bytes from 0 on.")
-        key = (collective, self._routes.ordered(devices))
+        key = (collective, self.routes.ordered(devices))
         if key not in self._algorithms:
             self._algorithms[key] = self._builders[collective](key[1], 1.0) if len(key[1]) > 1 else _NOTHING
         return self._algorithms[key].cost(nbytes)
@@ -261,13 +262,13 @@ class CollectiveCosts:
 
     def _flat_send_out(self, devices: Devices, share: float, what: str, where: str) -> "_Fastest":
         rounds = [step._replace(what=_words(what, "tree", where)) for step in _merged(self._tree([devices], share))]
-        chain = self._routes.channels(list(zip(devices, devices[1:])))
+        chain = self.routes.channels(list(zip(devices, devices[1:])))
         ring = _Chain(_words(what, "ring", where), len(devices) - 1, share, chain)
         return _Fastest((("tree", _Sequence(tuple(rounds))), ("ring", ring)))
 
     def _ring(self, what: str, teams: Sequence[Devices], turns: int, share: float, where: str) -> _Rounds:
         size = len(teams[0])
-        channels = self._routes.channels([hop for team in teams for hop in zip(team, team[1:] + team[:1])])
+        channels = self.routes.channels([hop for team in teams for hop in zip(team, team[1:] + team[:1])])
         return _Rounds(_words(what, "ring", where), turns * (size - 1), share / size, channels)
 
     def _tree(self, teams: Sequence[Devices], share: float) -> List[_Rounds]:
@@ -280,22 +281,22 @@ class CollectiveCosts:
             messages: List[Message] = []
             for team in teams:
                 messages += [(team[at], team[at + distance]) for at in range(0, size - distance, 2 * distance)]
-            rounds.append(_Rounds("", 1, share, self._routes.channels(messages)))
+            rounds.append(_Rounds("", 1, share, self.routes.channels(messages)))
         return rounds
 
     def _direct(self, teams: Sequence[Devices], share: float, where: str) -> _Rounds:
         size = len(teams[0])
-        return _Rounds(_words("all-to-all", "direct", where), size - 1, share / size, self._routes.exchange(teams))
+        return _Rounds(_words("all-to-all", "direct", where), size - 1, share / size, self.routes.exchange(teams))
 
     def _parts(self, devices: Devices) -> List[Devices]:
         """The parts of a hierarchical algorithm; none if there is no level inside the outermost link."""
         if len(devices) < 3:
             return []
-        parts = self._routes.parts(devices)
+        parts = self.routes.parts(devices)
         return parts if len(parts) < len(devices) else []
 
     def _between(self, parts: Sequence[Devices]) -> str:
-        nodes = self._routes.in_several_nodes([part[0] for part in parts])
+        nodes = self.routes.in_several_nodes([part[0] for part in parts])
         return f" between {len(parts)} {'nodes' if nodes else 'groups'}"
 
 

@@ -87,14 +87,31 @@ class Routes:
 
     def channels(self, messages: Sequence[Message]) -> FrozenSet[Channel]:
         """What each of some messages gets that are sent at the same time; equal ones count once."""
+        return frozenset(self.channel_of_each(messages))
+
+    def channel_of_each(self, messages: Sequence[Message]) -> List[Channel]:
+        """What each of some messages gets that are sent at the same time, in their order."""
         ports = []
         for source, target in messages:
             at = self._first_difference(source, target)
             ports.append((self._ports[source][at], self._ports[target][at]))
         out = collections.Counter(leaves for leaves, _ in ports)
         into = collections.Counter(enters for _, enters in ports)
-        shares = {(leaves, out[leaves], enters, into[enters]) for leaves, enters in ports}
-        return frozenset(_channel(self._links[a], x, self._links[b], y) for a, x, b, y in shares)
+        known: Dict[Tuple[int, int], Channel] = {}
+        for leaves, enters in ports:
+            if (leaves, enters) not in known:
+                links = self._links[leaves], self._links[enters]
+                known[leaves, enters] = _channel(links[0], out[leaves], links[1], into[enters])
+        return [known[pair] for pair in ports]
+
+    def leaving_port(self, message: Message) -> int:
+        """The number of the link by which a message leaves its device; devices that share one have the same."""
+        return self._ports[message[0]][self._first_difference(*message)]
+
+    def outermost_ports(self, devices: Sequence[int]) -> FrozenSet[int]:
+        """The numbers of the links by which devices, in their order, reach those that are farthest away."""
+        at = self._first_difference(devices[0], devices[-1])
+        return frozenset(self._ports[device][at] for device in devices)
 
     def exchange(self, teams: Sequence[Sequence[int]]) -> FrozenSet[Channel]:
         """The mean channel of the messages by which each device of a team sends an equal part to each other one.

@@ -1,0 +1,50 @@
+"""What no schedule of a strategy's work can beat: the work over all speeds, the bubble, and the bytes."""
+
+from typing import Dict, NamedTuple, Sequence
+
+from epl.parallel.plan.schedule_simulator import bubble_bound
+from epl.planner.prediction.layout import StrategyLayout
+from epl.planner.prediction.program_builder import COMPUTES, LoweredStep
+from epl.planner.prediction.rank_classes import RankClass
+from epl.planner.simulator.model_costs import ModelCosts
+
+
+class StepBound(NamedTuple):
+    """Lower bounds of the time of a step, in seconds.
+
+    Attributes:
+      compute: the forward and backward pass of all rows, divided among the devices by their speeds: the sum of the
+        FLOPs over the sum of the speeds that they reach.
+      bubble: that a pipeline of equal stages waits in addition.
+      traffic: of the messages and collectives that pass over the busiest link, one after the other.
+    """
+
+    compute: float
+    bubble: float
+    traffic: float
+
+    @property
+    def seconds(self) -> float:
+        """The largest: communication may overlap with all of the rest."""
+        return max(self.compute + self.bubble, self.traffic)
+
+
+def find_bound(
+    layout: StrategyLayout, costs: ModelCosts, classes: Sequence[RankClass], lowered: LoweredStep
+) -> StepBound:
+    """The bounds of a step."""
+    speed = 0.0  # rows per second of all devices together
+    for one in classes:
+        for kind in one.kinds:
+            found = costs.at(one.rows, kind)
+            seconds = sum(found.forward) + sum(found.backward)
+            speed += len(one.ranks) * one.rows / seconds if seconds else float("inf")
+    rows = sum(layout.rows) * layout.micro_batches
+    compute = rows / speed
+    share = bubble_bound(len(layout.stages), layout.micro_batches)
+    carried: Dict[int, float] = {}
+    first_of = {op: ranks[0] for ranks in lowered.program.collectives for op in ranks}
+    for number, (op, told) in enumerate(zip(lowered.program.ops, lowered.ops)):
+        if told.kind not in COMPUTES and first_of.get(number, number) == number:
+            carried[op.pool] = carried.get(op.pool, 0.0) + op.seconds
+    return StepBound(compute, compute * share / (1 - share), max(carried.values(), default=0.0))

@@ -1,0 +1,106 @@
+"""A prediction as text for a person."""
+
+from typing import List, NamedTuple, Sequence
+
+from epl.planner.machine import quantities
+from epl.planner.prediction.prediction import PredictedDevices, Prediction
+from epl.planner.prediction.program_builder import COMPUTES
+from epl.profiler import tables
+
+_PATH = 8  # lines of the critical path
+_ROLES = ("weights", "slots", "gradients", "activations", "communication")
+
+
+def describe(prediction: Prediction) -> List[str]:
+    """The step, its devices, its memory, its communication, what set its time, and what was assumed, in lines."""
+    lines = [f"step {_seconds(prediction.seconds)} (predicted)"]
+    lines += ["  " + line for line in _devices(prediction)]
+    lines += ["memory of a device in MB, at its worst moment"]
+    lines += ["  " + line for line in _memory(prediction)]
+    lines += ["  " + line for line in _lacks(prediction)]
+    if prediction.traffic:
+        lines += ["communication of a step"] + ["  " + line for line in _traffic(prediction)]
+    lines += ["what the step waits for"] + ["  " + line for line in _path(prediction)]
+    bound = prediction.bound
+    lines.append(
+        f"no schedule can beat {_seconds(bound.seconds)}: work over all speeds {_seconds(bound.compute)}, bubble of "
+        f"equal stages {_seconds(bound.bubble)}, bytes over the busiest link {_seconds(bound.traffic)}"
+    )
+    return lines + ["assumed: " + line for line in prediction.assumptions]
+
+
+def _devices(prediction: Prediction) -> List[str]:
+    rows: List[Sequence[str]] = [("devices", "number", "rows", "busy", "exposed communication", "waiting")]
+    for one in prediction.devices:
+        shares = [_share(seconds, prediction.seconds) for seconds in (one.busy, one.exposed, one.bubble)]
+        rows.append((one.name, str(len(one.devices)), str(one.rows), *shares))
+    return tables.aligned(rows)
+
+
+def _memory(prediction: Prediction) -> List[str]:
+    rows: List[Sequence[str]] = [("devices", *_ROLES, "peak", "limit", "at")]
+    for one in prediction.devices:
+        memory = one.memory
+        limit = "none" if memory.limit is None else _megabytes(memory.limit)
+        roles = [_megabytes(memory.by_role.get(role, 0)) for role in _ROLES]
+        rows.append((one.name, *roles, _megabytes(memory.peak), limit, f"{memory.at}, {_seconds(memory.seconds)}"))
+    return tables.aligned(rows, left=(0, len(rows[0]) - 1))
+
+
+def _lacks(prediction: Prediction) -> List[str]:
+    short: List[PredictedDevices] = [one for one in prediction.devices if one.memory.lacks]
+    return [f"does not fit: each device of {one.name} lacks {_megabytes(one.memory.lacks)} MB" for one in short]
+
+
+def _traffic(prediction: Prediction) -> List[str]:
+    rows: List[Sequence[str]] = [("decision", "collective", "number", "devices", "MB", "time")]
+    for one in prediction.traffic:
+        rows.append(
+            (
+                one.decision,
+                one.collective,
+                str(one.times),
+                str(one.devices),
+                _megabytes(one.bytes),
+                _seconds(one.seconds),
+            )
+        )
+    return tables.aligned(rows, left=(0, 1))
+
+
+class _PathPart(NamedTuple):
+    name: str
+    devices: str
+    does: str
+    seconds: float
+
+
+def _path(prediction: Prediction) -> List[str]:
+    """The longest parts of the critical path, in their order; the pieces of one pass count together."""
+    parts: List[_PathPart] = []
+    for one in prediction.critical_path:
+        does = "computes" if one.kind in COMPUTES else "communicates"
+        part = _PathPart(
+            one.name.partition(" part ")[0], prediction.devices[one.devices].name, does, one.end - one.start
+        )
+        if parts and parts[-1][:3] == part[:3]:
+            parts[-1] = part._replace(seconds=part.seconds + parts[-1].seconds)
+        else:
+            parts.append(part)
+    longest = sorted(range(len(parts)), key=lambda at: -parts[at].seconds)[:_PATH]
+    rows: List[Sequence[str]] = [("what", "devices", "", "time")]
+    rows += [(*part[:3], _seconds(part.seconds)) for at, part in enumerate(parts) if at in longest]
+    left = len(parts) - len(longest)
+    return tables.aligned(rows, left=(0, 1, 2)) + ([f"and {left} shorter parts"] if left else [])
+
+
+def _share(seconds: float, step: float) -> str:
+    return f"{_seconds(seconds)} ({100 * seconds / step:.0f}%)" if step else _seconds(seconds)
+
+
+def _seconds(seconds: float) -> str:
+    return quantities.show(seconds, quantities.SECONDS)
+
+
+def _megabytes(size: float) -> str:
+    return f"{size / 1e6:.1f}"

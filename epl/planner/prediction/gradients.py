@@ -1,0 +1,167 @@
+"""What the ranks of a stage exchange for its variables in a step: buckets of gradients, and ZeRO's gathers of weights.
+
+plain, v0    bucket 0: all-reduce       bucket 1: all-reduce ...         each when the backward pass has come so far
+v1, v2       bucket 0: reduce-scatter   ...                              of the variables in shards
+v0, v1       gather of each weight, small ones together, before its first use; held until its last
+v2           gather of a block of weights, in the forward and in the backward pass
+"""
+
+from typing import Dict, List, NamedTuple, Sequence, Set, Tuple
+
+from epl.ops import bucketing
+from epl.parallel.weights.prefetch import WeightUse, cut_blocks
+from epl.parallel.zero.gather_schedule import BLOCKS
+from epl.parallel.zero.partition import WHOLE_SHARE
+from epl.parallel.zero.up_front_gathers import PACK, SMALL
+
+NO_LEVEL, REDUCES, SCATTERS, DROPS = "", "v0", "v1", "v2"  # values of zero.level
+
+
+class StageVariable(NamedTuple):
+    """A trained variable of a stage, as one rank has it.
+
+    Attributes:
+      op: number of the op in the forward pass.
+      bytes: that a step without ZeRO has on the rank: of the variable, or of its shard in a split.
+      gradient_bytes: of its gradient on the rank; fewer than `bytes` if the gradient is sparse.
+      dtype: of the gradient.
+      complete: the position in the stage at which the backward pass completes the gradient.
+      uses: the positions that compute with it.
+      is_sparse: whether the gradient is sparse.
+      of_split: whether each rank of a group of a split has a shard.
+      in_parts: whether ZeRO cuts it.
+    """
+
+    op: int
+    bytes: float
+    gradient_bytes: float
+    dtype: str
+    complete: int
+    uses: Tuple[int, ...]
+    is_sparse: bool
+    of_split: bool
+    in_parts: bool
+
+
+class GradientBucket(NamedTuple):
+    """Gradients that travel together.
+
+    Attributes:
+      collective: its name.
+      variables: their places in the list of the stage's variables.
+      bytes: of all gradients, on one rank.
+      complete: the position at which the backward pass completes the last.
+      of_split: whether only the ranks with the same shard exchange it.
+    """
+
+    collective: str
+    variables: Tuple[int, ...]
+    bytes: float
+    complete: int
+    of_split: bool
+
+
+class WeightGather(NamedTuple):
+    """Weights that are gathered together.
+
+    Attributes:
+      bytes: of the full weights.
+      first, last: the positions of their first and last use.
+      variables: how many.
+    """
+
+    bytes: float
+    first: int
+    last: int
+    variables: int
+
+
+def variables_in_parts(sizes: Dict[int, float]) -> Set[int]:
+    """The variables that ZeRO cuts: all but the smallest, which have together at most 2% of the bytes.
+
+    Args:
+      sizes: variable -> bytes.
+    """
+    left = WHOLE_SHARE * sum(sizes.values())
+    found = set(sizes)
+    for variable in sorted(sizes, key=lambda one: sizes[one]):
+        if sizes[variable] <= left:
+            left -= sizes[variable]
+            found.discard(variable)
+    return found
+
+
+def plan_gradients(variables: Sequence[StageVariable], scatters: bool, max_splits: int) -> List[GradientBucket]:
+    """The buckets of a stage, in the order in which the backward pass completes them.
+
+    Args:
+      variables: of the stage.
+      scatters: whether gradients of variables that ZeRO cuts are reduced to their shards.
+      max_splits: the most buckets (`communication.max_splits`).
+    """
+    found = []
+    for of_split in (False, True):
+        members = [at for at, one in enumerate(variables) if one.of_split == of_split]
+        dense = [at for at in members if not variables[at].is_sparse]
+        scattered = {at for at in dense if scatters and variables[at].in_parts}
+        plan = bucketing.plan_buckets(
+            [round(variables[at].gradient_bytes) for at in dense],
+            [variables[at].dtype + (" in parts" if at in scattered else "") for at in dense],
+            sorted(range(len(dense)), key=lambda place: (-variables[dense[place]].complete, place)),
+            max_splits,
+        )
+        moved = [[dense[at] for at in bucket.tensors] for bucket in plan.buckets]
+        moved += [[at] for at in members if variables[at].is_sparse]
+        for bucket in moved:
+            name = "reduce-scatter" if bucket[0] in scattered else "all-reduce"
+            size = sum(variables[at].gradient_bytes for at in bucket)
+            complete = min(variables[at].complete for at in bucket)
+            name = "all-gather" if variables[bucket[0]].is_sparse else name
+            found.append(GradientBucket(name, tuple(bucket), size, complete, of_split))
+    return sorted(found, key=lambda bucket: -bucket.complete)
+
+
+def plan_gathers(variables: Sequence[StageVariable], level: str) -> List[WeightGather]:
+    """ZeRO's gathers of weights, in the order of their first use in the forward pass.
+
+    Args:
+      variables: of the stage.
+      level: `zero.level`.
+    """
+    cut = sorted((one for one in variables if one.in_parts), key=lambda one: one.uses[:1])
+    return _in_blocks(cut) if level == DROPS else _in_packs(cut)
+
+
+def _in_packs(variables: Sequence[StageVariable]) -> List[WeightGather]:
+    found: List[List[StageVariable]] = []
+    open_packs: Dict[str, List[StageVariable]] = {}
+    for one in variables:
+        pack = open_packs.get(one.dtype, [])
+        if one.bytes <= SMALL and pack and sum(other.bytes for other in pack) + one.bytes <= PACK:
+            pack.append(one)
+            continue
+        found.append([one])
+        if one.bytes <= SMALL:
+            open_packs[one.dtype] = found[-1]
+    return [
+        WeightGather(
+            sum(one.bytes for one in pack),
+            min(min(one.uses, default=0) for one in pack),
+            max(max(one.uses, default=0) for one in pack),
+            len(pack),
+        )
+        for pack in found
+    ]
+
+
+def _in_blocks(variables: Sequence[StageVariable]) -> List[WeightGather]:
+    uses = sorted(
+        (WeightUse(one.op, 0, use, 0, round(one.bytes), ()) for one in variables for use in one.uses),
+        key=lambda use: use.consumer,
+    )
+    forward_and_backward = 2 * sum(use.bytes for use in uses)
+    found = []
+    for block in cut_blocks(uses, forward_and_backward // BLOCKS):
+        sizes = {use.source: use.bytes for use in block}
+        found.append(WeightGather(float(sum(sizes.values())), block[0].consumer, block[-1].consumer, len(sizes)))
+    return found

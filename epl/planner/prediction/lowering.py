@@ -1,0 +1,517 @@
+"""Lowers a step to a program of the simulator: one op for each piece of a pass, each collective, each transfer.
+
+    class 0, stage 0    0F0 ------> 0F1 ...    0B0 -------> 0B1 piece 1 --> 0B1 piece 0 --> update
+                          | transfer            | transfer        | bucket 0       | bucket 1
+    class 0, stage 1      1F0 ------> 1B0 ......'                 '-- all-reduce   '-- all-reduce
+
+A device is one (class, stage). The passes of a device follow each other in the order of the schedule. A buffer is an
+output of an op: it is there from the start of its op to the end of the last op that takes it.
+"""
+
+from typing import Dict, Iterable, List, NamedTuple, Optional, Sequence, Set, Tuple
+
+import numpy as np
+
+from epl.parallel.plan import schedule as schedules
+from epl.parallel.plan.schedule import BACKWARD, FORWARD, Action
+from epl.parallel.plan.schedule_generators import generate
+from epl.planner.prediction import gradients
+from epl.planner.prediction.facts import ModelFacts
+from epl.planner.prediction.gradients import GradientBucket, WeightGather
+from epl.planner.prediction.layout import StrategyLayout
+from epl.planner.prediction.program_builder import (
+    ACTIVATIONS,
+    COMMUNICATION,
+    GRADIENTS,
+    Buffer,
+    LoweredKind,
+    LoweredOp,
+    LoweredStep,
+    ProgramBuilder,
+    output,
+)
+from epl.planner.prediction.rank_classes import RankClass
+from epl.planner.prediction.split_work import SplitExchange, SplitWork
+from epl.planner.prediction.stage_plans import ClassStage, StagePlans, StepOptions
+from epl.planner.prediction.stage_work import Piece, pieces_of
+from epl.planner.prediction.traffic import Carried, Traffic
+from epl.planner.simulator.model_costs import ModelCosts
+from epl.planner.simulator.program import SimulatedOutput
+
+_ONE_F_ONE_B = "PreferBackward"  # of the runs of gradient accumulation, which follow each other
+_HALF = 0.5  # of the bytes of a gradient: communication.fp16
+
+
+class _GradientPart(NamedTuple):
+    """The gradients of one bucket that one piece of the last backward pass completes."""
+
+    begin: int  # of the piece
+    bucket: int
+    bytes: float
+    largest: float
+
+
+class _Arrival(NamedTuple):
+    """What a transfer has brought; each is a buffer, or None if there is nothing of it."""
+
+    op: int
+    kept: Optional[Buffer]  # until the backward pass of the micro batch
+    transient: Optional[Buffer]
+    once: Optional[Buffer]  # until the last backward pass
+
+
+def lower(
+    facts: ModelFacts,
+    costs: ModelCosts,
+    layout: StrategyLayout,
+    traffic: Traffic,
+    classes: Sequence[RankClass],
+    plans: StagePlans,
+    split: Optional[SplitWork],
+    options: StepOptions,
+) -> LoweredStep:
+    """The program of a step. Device class * stages + stage is that of a class in a stage."""
+    lowering = _Lowering(facts, costs, layout, traffic, classes, plans, split, options)
+    lowering.run()
+    return lowering.builder.done()
+
+
+class _Lowering:
+    """The lowering of one step: the program so far, and the buffers that later ops take.
+
+    It is one class because all passes of a step share its buffers.
+    """
+
+    def __init__(
+        self,
+        facts: ModelFacts,
+        costs: ModelCosts,
+        layout: StrategyLayout,
+        traffic: Traffic,
+        classes: Sequence[RankClass],
+        plans: StagePlans,
+        split: Optional[SplitWork],
+        options: StepOptions,
+    ) -> None:
+        self._facts, self._costs, self._layout, self._traffic = facts, costs, layout, traffic
+        self._classes, self._plans, self._split, self._options = classes, plans, split, options
+        self._num_stages = len(layout.stages)
+        self._positions = [{op: at for at, op in enumerate(cuts.ops)} for cuts in plans.cuts]
+        self.builder = ProgramBuilder(len(classes) * self._num_stages)
+        self._waits: Dict[int, List[int]] = {}  # device -> what its next pass waits for
+        self._kept: Dict[Tuple[int, int], Dict[int, List[Buffer]]] = {}  # (device, micro batch) -> by backward piece
+        self._arrivals: Dict[Tuple[int, str, int], List[_Arrival]] = {}
+        self._received: Dict[Tuple[int, int], List[Buffer]] = {}  # (device, micro batch)
+        self._sums: Dict[Tuple[int, int, int], Buffer] = {}  # (device, begin of a piece, bucket)
+        self._reduced: Dict[int, List[Buffer]] = {}
+        self._gathered: Dict[Tuple[int, int], Buffer] = {}  # (device, gather) while it is held
+        self._parts: Dict[int, List[_GradientPart]] = {}
+        self._temporary: Dict[Tuple[int, str, Tuple[Piece, ...]], List[int]] = {}
+
+    def run(self) -> None:
+        """Adds all ops of the step."""
+        is_pipeline = self._num_stages > 1
+        name = self._options.schedule if is_pipeline else _ONE_F_ONE_B
+        schedule = generate(name, range(self._num_stages), self._layout.micro_batches)
+        dependencies = sorted(self._facts.crossing) if is_pipeline else None
+        for action in schedules.execution_order(schedule, dependencies):
+            for number in range(len(self._classes)):
+                if action.kind == FORWARD:
+                    self._forward(number, action)
+                else:
+                    self._backward(number, action)
+        for number in range(len(self._classes)):
+            for stage in range(self._num_stages):
+                self._update(number, stage)
+
+    # ---- Forward passes.
+
+    def _forward(self, number: int, action: Action) -> None:
+        stage, _, micro_batch = action
+        device, cuts, work = self._device(number, stage), self._plans.cuts[stage], self._own(number, stage).work
+        gathers = self._gathers_in(micro_batch)
+        pieces = pieces_of(cuts.gathering if gathers else cuts.forward, len(work))
+        backward = self._backward_pieces(stage, micro_batch)
+        temporary = self._temporary_of(number, stage, FORWARD, pieces)
+        kept_bytes = np.where(work.once, 0.0, work.kept) if micro_batch else work.kept
+        arrivals = self._arrivals.pop((device, FORWARD, micro_batch), [])
+        arrived = [one for arrival in arrivals for one in arrival[1:] if one is not None]
+        kept: Dict[int, List[Buffer]] = {}
+        if gathers and self._options.zero != gradients.DROPS:
+            for at in range(len(cuts.gathers)):
+                self._gather(number, stage, at, micro_batch, "step")
+        for at, piece in enumerate(pieces):
+            inputs = arrived if at in (0, len(pieces) - 1) else []
+            for exchanged, exchange in self._exchange(number, stage, piece[0], micro_batch, False):
+                inputs = inputs + [exchanged]
+                if self._is_kept(number, exchange.source[0]):
+                    kept.setdefault(_piece_with(backward, piece[0]), []).append(exchanged)
+            if gathers:
+                inputs = inputs + self._weights_forward(number, stage, piece, micro_batch)
+            outputs: List[SimulatedOutput] = []
+            made = len(self.builder.ops)
+            for place, other in enumerate(backward):
+                common = max(piece[0], other[0]), min(piece[1], other[1])
+                size = work.held_by(kept_bytes, common) if common[0] < common[1] else 0
+                if size:
+                    kept.setdefault(place, []).append((made, len(outputs)))
+                    outputs.append(output(size, ACTIVATIONS))
+            if at == len(pieces) - 1:
+                outputs.append(output(self._sent_alone(number, stage), ACTIVATIONS))
+            told = self._told(LoweredKind.FORWARD, action, piece, at if len(pieces) > 1 else -1)
+            seconds = work.forward_seconds(piece, micro_batch == 0)
+            self._pass(device, told, seconds, inputs, outputs, temporary[at])
+        self._kept[device, micro_batch] = kept
+        self._keep_arrivals(device, micro_batch, arrivals)
+        sent = len(self.builder.ops) - 1, len(self.builder.ops[-1].outputs) - 1
+        for pair in sorted(self._facts.crossing):
+            if pair[0] == stage:
+                self._send_forward(number, pair, micro_batch, sent)
+
+    def _keep_arrivals(self, device: int, micro_batch: int, arrivals: Sequence[_Arrival]) -> None:
+        for arrival in arrivals:
+            if arrival.kept is not None:
+                self._received.setdefault((device, micro_batch), []).append(arrival.kept)
+            if arrival.once is not None:
+                self._received.setdefault((device, self._layout.micro_batches - 1), []).append(arrival.once)
+
+    def _sent_alone(self, number: int, stage: int) -> float:
+        """Bytes of what a stage sends to later ones and does not keep for its own backward pass."""
+        one, position = self._classes[number], self._positions[stage]
+        work = self._own(number, stage).work
+        sent = {output for pair, outputs in self._facts.crossing.items() if pair[0] == stage for output in outputs}
+        return sum(
+            self._costs.tensor_bytes(one.rows, *tensor)
+            for tensor in sent
+            if self._facts.from_data[tensor[0]] and not work.kept[position[tensor[0]]]
+        )
+
+    def _send_forward(self, number: int, pair: Tuple[int, int], micro_batch: int, sent: Buffer) -> None:
+        rows = self._classes[number].rows
+        sizes = {"kept": 0.0, "transient": 0.0, "once": 0.0}
+        for tensor in self._facts.crossing[pair]:
+            size = self._costs.tensor_bytes(rows, *tensor)
+            if not self._facts.from_data[tensor[0]]:
+                sizes["once"] += 0.0 if micro_batch else size
+            else:
+                sizes["kept" if self._is_kept(number, tensor[0]) else "transient"] += size
+        carried = self._traffic.transfer(number, *pair, sum(sizes.values()))
+        op = self._transfer(number, pair, micro_batch, FORWARD, sum(sizes.values()), carried, sent, sizes.values())
+        found = [(op, place) if size else None for place, size in enumerate(sizes.values())]
+        device = self._device(number, pair[1])
+        self._arrivals.setdefault((device, FORWARD, micro_batch), []).append(_Arrival(op, *found))
+
+    def _is_kept(self, number: int, op: int) -> bool:
+        """Whether the backward pass reads an output of an op."""
+        one, stage = self._classes[number], self._facts.stage_of[op]
+        return bool(self._costs.at(one.rows, one.kinds[stage]).kept_bytes[op])
+
+    # ---- Backward passes.
+
+    def _backward(self, number: int, action: Action) -> None:
+        stage, _, micro_batch = action
+        device, own = self._device(number, stage), self._own(number, stage)
+        pieces = self._backward_pieces(stage, micro_batch)
+        temporary = self._temporary_of(number, stage, BACKWARD, pieces)
+        arrived = [
+            one for arrival in self._arrivals.pop((device, BACKWARD, micro_batch), []) for one in arrival[1:] if one
+        ]
+        kept = self._kept.pop((device, micro_batch))
+        received = self._received.pop((device, micro_batch), [])
+        unsent = set(range(len(self._plans.cuts[stage].buckets)))
+        for at in range(len(pieces) - 1, -1, -1):
+            piece = pieces[at]
+            self._recompute(number, action, pieces, at, kept)
+            inputs = kept.pop(at, []) + (arrived if at == len(pieces) - 1 else []) + (received if at == 0 else [])
+            inputs = inputs + self._weights_backward(number, stage, micro_batch, piece, at == len(pieces) - 1)
+            parts = [one for one in self._parts_of(device, own, stage) if piece[0] <= one.begin < piece[1]]
+            outputs: List[SimulatedOutput] = []
+            fresh = 0.0
+            made = len(self.builder.ops)
+            for part in parts:
+                key = device, part.begin, part.bucket
+                in_place: Tuple[int, ...] = ()
+                if micro_batch:
+                    in_place = (len(inputs),)
+                    inputs = inputs + [self._sums[key]]
+                    fresh = max(fresh, part.largest)
+                self._sums[key] = (made, len(outputs))
+                outputs.append(output(part.bytes, GRADIENTS, in_place))
+            if fresh:  # one gradient at a time, before it is added to the sum
+                outputs.append(output(fresh, GRADIENTS))
+            if at == 0:
+                outputs.append(output(self._gradients_sent(number, stage), ACTIVATIONS))
+            told = self._told(LoweredKind.BACKWARD, action, piece, at if len(pieces) > 1 else -1)
+            self._pass(device, told, own.work.backward_seconds(piece), inputs, outputs, temporary[at])
+            self._exchange(number, stage, piece[0], micro_batch, True)
+            if micro_batch == self._layout.micro_batches - 1:
+                self._reduce(number, stage, piece[0], unsent)
+            if at == 0:
+                for pair in sorted(self._facts.crossing):
+                    if pair[1] == stage:
+                        self._send_backward(number, pair, micro_batch, (made, len(outputs) - 1))
+
+    def _recompute(
+        self, number: int, action: Action, pieces: Sequence[Piece], at: int, kept: Dict[int, List[Buffer]]
+    ) -> None:
+        """Computes the segment that ends with a piece a second time."""
+        stage = action.stage
+        device, work = self._device(number, stage), self._own(number, stage).work
+        starts = self._plans.cuts[stage].segments
+        end = pieces[at][1]
+        begin = max([start for start in starts if start < end], default=-1)
+        if begin < 0 or (end != len(work) and end not in starts) or not work.recomputed[begin:end].any():
+            return
+        made = len(self.builder.ops)
+        outputs: List[SimulatedOutput] = []
+        for place in range(at, -1, -1):
+            if pieces[place][0] >= begin:
+                size = work.held_by(work.again, pieces[place])
+                if size:
+                    kept.setdefault(place, []).append((made, len(outputs)))
+                    outputs.append(output(size, ACTIVATIONS))
+        told = self._told(LoweredKind.RECOMPUTE, action, (begin, end), -1)
+        segment = (begin, end)
+        self._pass(device, told, work.recompute_seconds(segment), [], outputs, work.recompute_temporary(segment))
+
+    def _gradients_sent(self, number: int, stage: int) -> float:
+        return sum(self._gradient_bytes(number, pair) for pair in self._facts.crossing if pair[1] == stage)
+
+    def _gradient_bytes(self, number: int, pair: Tuple[int, int]) -> float:
+        rows = self._classes[number].rows
+        tensors = [tensor for tensor in self._facts.crossing[pair] if self._facts.has_gradient[tensor[0]]]
+        return sum(self._costs.tensor_bytes(rows, *tensor) for tensor in tensors)
+
+    def _send_backward(self, number: int, pair: Tuple[int, int], micro_batch: int, sent: Buffer) -> None:
+        size = self._gradient_bytes(number, pair)
+        if size:
+            carried = self._traffic.transfer(number, pair[1], pair[0], size)
+            op = self._transfer(number, pair[::-1], micro_batch, BACKWARD, size, carried, sent, [size])
+            arrival = _Arrival(op, None, (op, 0), None)
+            self._arrivals.setdefault((self._device(number, pair[0]), BACKWARD, micro_batch), []).append(arrival)
+
+    # ---- Gradients and updates.
+
+    def _parts_of(self, device: int, own: ClassStage, stage: int) -> List[_GradientPart]:
+        """What the pieces of the last backward pass complete, by bucket."""
+        if device not in self._parts:
+            cuts = self._plans.cuts[stage]
+            pieces = pieces_of(cuts.last, len(own.work))
+            found: Dict[Tuple[int, int], List[float]] = {}
+            for number, bucket in enumerate(cuts.buckets):
+                for variable in bucket.variables:
+                    one = own.variables[variable]
+                    begin = pieces[_piece_with(pieces, one.complete)][0]
+                    found.setdefault((begin, number), []).append(one.gradient_bytes)
+            self._parts[device] = [_GradientPart(*key, sum(sizes), max(sizes)) for key, sizes in sorted(found.items())]
+        return self._parts[device]
+
+    def _reduce(self, number: int, stage: int, position: int, unsent: Set[int]) -> None:
+        """Reduces the buckets that are complete when the last backward pass has come to a position."""
+        device, cuts = self._device(number, stage), self._plans.cuts[stage]
+        for at, bucket in enumerate(cuts.buckets):
+            if at in unsent and bucket.complete >= position:
+                unsent.discard(at)
+                buffers = [
+                    self._sums.pop((device, part.begin, part.bucket))
+                    for part in self._parts_of(device, self._own(number, stage), stage)
+                    if part.bucket == at
+                ]
+                self._reduced.setdefault(device, []).extend(self._reduce_bucket(number, stage, at, bucket, buffers))
+
+    def _reduce_bucket(
+        self, number: int, stage: int, at: int, bucket: GradientBucket, buffers: List[Buffer]
+    ) -> List[Buffer]:
+        members = len(self._layout.groups) if bucket.of_split else self._layout.ranks
+        if members == 1:
+            return buffers
+        place = self._classes[number].place if bucket.of_split else 0
+        gathered = bucket.collective == "all-gather"
+        sent = bucket.bytes * (_HALF if self._options.half else 1.0) * (members if gathered else 1)
+        if bucket.of_split:
+            carried = self._traffic.of_holders(bucket.collective, place, sent)
+        else:
+            carried = self._traffic.of_stage(bucket.collective, stage, sent)
+        sizes = [self.builder.ops[op].outputs[out].bytes for op, out in buffers]
+        if bucket.collective == "all-reduce":
+            outputs = [output(size, GRADIENTS, (place_of,)) for place_of, size in enumerate(sizes)]
+        else:
+            outputs = [output(sum(sizes) * members if gathered else sum(sizes) / members, GRADIENTS)]
+        where = f"stage {stage}" if self._num_stages > 1 else "the model"
+        told = LoweredOp(
+            f"gradients of {where}, bucket {at}", LoweredKind.COLLECTIVE, f"gradients of {where}", bucket.collective,
+            sent, carried.devices,
+        )  # fmt: skip
+        op = self.builder.add(told, self._device(number, stage), carried.seconds, buffers, (), outputs, 0, carried.pool)
+        self.builder.join(("bucket", stage, at, place), op)
+        return [(op, place_of) for place_of in range(len(outputs))]
+
+    def _update(self, number: int, stage: int) -> None:
+        device, own = self._device(number, stage), self._own(number, stage)
+        buffers = self._reduced.get(device, [])
+        if not own.variables:
+            return
+        groups = max(1, min(self._options.apply_groups, len(buffers)))
+        ready = self._waits[device] + sorted({op for op, _ in buffers})
+        for group in range(groups):
+            share = buffers[group * len(buffers) // groups : (group + 1) * len(buffers) // groups]
+            name = f"update of stage {stage}" if self._num_stages > 1 else "update"
+            told = LoweredOp(name if groups == 1 else f"{name}, group {group}", LoweredKind.UPDATE)
+            op = self.builder.add(told, device, own.update / groups, share, ready)
+            ready = [op]
+
+    # ---- ZeRO: gathers of weights.
+
+    def _gathers_in(self, micro_batch: int) -> bool:
+        """Whether the weights are gathered for a micro batch: each run gathers, and a pipeline is one run."""
+        return bool(self._options.zero) and (self._num_stages == 1 or micro_batch == 0)
+
+    def _gather(self, number: int, stage: int, at: int, micro_batch: int, what: str) -> None:
+        """Gathers some weights, after the last pass of the device so far."""
+        device, gather = self._device(number, stage), self._plans.cuts[stage].gathers[at]
+        carried = self._traffic.of_stage("all-gather", stage, gather.bytes)
+        told = LoweredOp(
+            f"{gather.variables} weight(s) for the {what}", LoweredKind.COLLECTIVE,
+            f"weights of stage {stage} (ZeRO)" if self._num_stages > 1 else "weights (ZeRO)", "all-gather",
+            gather.bytes, carried.devices,
+        )  # fmt: skip
+        outputs = [output(gather.bytes, COMMUNICATION)]
+        op = self.builder.add(told, device, carried.seconds, (), self._waits.get(device, ()), outputs, 0, carried.pool)
+        self.builder.join(("gather", stage, at, micro_batch, what), op)
+        self._gathered[device, at] = (op, 0)
+
+    def _weights_forward(self, number: int, stage: int, piece: Piece, micro_batch: int) -> List[Buffer]:
+        """The gathered weights that a piece of a forward pass begins to use; with v2 it gathers the next block."""
+        device, gathers = self._device(number, stage), self._plans.cuts[stage].gathers
+        if self._options.zero != gradients.DROPS:
+            return [self._gathered[device, at] for at, one in enumerate(gathers) if piece[0] <= one.first < piece[1]]
+        for at in range(len(gathers)):
+            if piece[0] == 0 if at == 0 else piece[0] <= gathers[at - 1].first < piece[1]:
+                self._gather(number, stage, at, micro_batch, "forward pass")
+        return self._used_in(device, gathers, piece)
+
+    def _weights_backward(
+        self, number: int, stage: int, micro_batch: int, piece: Piece, is_first: bool
+    ) -> List[Buffer]:
+        """The gathered weights that a piece of a backward pass uses, v0 and v1: for the last time."""
+        device, gathers = self._device(number, stage), self._plans.cuts[stage].gathers
+        if self._options.zero != gradients.DROPS:
+            if self._num_stages > 1 and micro_batch < self._layout.micro_batches - 1:
+                return []
+            return [self._gathered[device, at] for at, one in enumerate(gathers) if piece[0] <= one.first < piece[1]]
+        if is_first:  # the last block is still there
+            for at in range(len(gathers) - 1):
+                self._gathered.pop((device, at), None)
+        for at in range(len(gathers) - 2, -1, -1):
+            if piece[0] <= gathers[at + 1].last < piece[1]:
+                self._gather(number, stage, at, micro_batch, "backward pass")
+        return self._used_in(device, gathers, piece)
+
+    def _used_in(self, device: int, gathers: Sequence[WeightGather], piece: Piece) -> List[Buffer]:
+        return [
+            self._gathered[device, at]
+            for at, one in enumerate(gathers)
+            if one.first < piece[1] and piece[0] <= one.last and (device, at) in self._gathered
+        ]
+
+    # ---- Exchanges of a split, transfers, passes.
+
+    def _exchange(
+        self, number: int, stage: int, position: int, micro_batch: int, is_backward: bool
+    ) -> List[Tuple[Buffer, SplitExchange]]:
+        """The exchanges of a split at a position, one after the other; the next pass waits for them."""
+        if self._split is None:
+            return []
+        device, one = self._device(number, stage), self._classes[number]
+        ops = self._plans.cuts[stage].ops
+        found = []
+        for at, exchange in enumerate(self._split.exchanges):
+            if exchange.is_backward != is_backward or exchange.at != ops[position]:
+                continue
+            size = self._costs.tensor_bytes(one.group_rows, *exchange.source)
+            carried = self._traffic.of_group(exchange.collective, number, size * exchange.fraction)
+            told = LoweredOp(
+                f"{exchange.what}{', backward' if is_backward else ''}", LoweredKind.COLLECTIVE, "split",
+                exchange.collective, size * exchange.fraction, carried.devices,
+            )  # fmt: skip
+            received = size * exchange.received[one.place]
+            waits = self._waits.get(device, ())
+            op = self.builder.add(
+                told, device, carried.seconds, (), waits, [output(received, COMMUNICATION)], 0, carried.pool
+            )
+            self.builder.join(("split", one.group, at, micro_batch), op)
+            self._waits[device] = [op]
+            found.append(((op, 0), exchange))
+        return found
+
+    def _transfer(
+        self,
+        number: int,
+        pair: Tuple[int, int],
+        micro_batch: int,
+        kind: str,
+        size: float,
+        carried: Carried,
+        sent: Buffer,
+        received: Iterable[float],
+    ) -> int:
+        what = "activations" if kind == FORWARD else "gradients"
+        told = LoweredOp(
+            f"{what} of micro batch {micro_batch}, stage {pair[0]} to {pair[1]}", LoweredKind.TRANSFER,
+            f"stage {pair[0]} to {pair[1]}", "point to point", size, carried.devices,
+        )  # fmt: skip
+        outputs = [output(part, COMMUNICATION) for part in received]
+        device = self._device(number, pair[1])
+        return self.builder.add(told, device, carried.seconds, [sent], (), outputs, 0, carried.pool)
+
+    def _pass(
+        self,
+        device: int,
+        told: LoweredOp,
+        seconds: float,
+        inputs: Sequence[Buffer],
+        outputs: Sequence[SimulatedOutput],
+        temporary: int,
+    ) -> None:
+        """Adds a piece of a pass after all that its device has done so far."""
+        op = self.builder.add(told, device, seconds, inputs, self._waits.get(device, ()), outputs, temporary)
+        self._waits[device] = [op]
+
+    def _told(self, kind: str, action: Action, piece: Piece, part: int) -> LoweredOp:
+        ops = self._plans.cuts[action.stage].ops
+        name = {LoweredKind.RECOMPUTE: f"{action} again"}.get(kind, str(action))
+        if part >= 0:
+            name += f" part {part}"
+        members = (ops[piece[0]], ops[piece[1] - 1] + 1) if piece[0] < piece[1] else (0, 0)
+        return LoweredOp(name, kind, ops=members)
+
+    # ---- Facts of a device.
+
+    def _device(self, number: int, stage: int) -> int:
+        return number * self._num_stages + stage
+
+    def _own(self, number: int, stage: int) -> ClassStage:
+        return self._plans.stages[number][stage]
+
+    def _backward_pieces(self, stage: int, micro_batch: int) -> List[Piece]:
+        cuts = self._plans.cuts[stage]
+        is_last = micro_batch == self._layout.micro_batches - 1
+        return pieces_of(cuts.last if is_last else cuts.backward, len(cuts.ops))
+
+    def _temporary_of(self, number: int, stage: int, kind: str, pieces: List[Piece]) -> List[int]:
+        """By piece, the temporary memory of a forward or backward pass."""
+        key = self._device(number, stage), kind, tuple(pieces)
+        if key not in self._temporary:
+            own = self._own(number, stage)
+            if kind == FORWARD:
+                self._temporary[key] = own.work.forward_temporary(pieces)
+            else:
+                weights = np.zeros(len(own.work))
+                for one in own.variables:
+                    weights[one.complete] += one.gradient_bytes
+                self._temporary[key] = own.work.backward_temporary(pieces, weights)
+        return self._temporary[key]
+
+
+def _piece_with(pieces: Sequence[Piece], position: int) -> int:
+    return next(at for at, (begin, end) in enumerate(pieces) if begin <= position < end)

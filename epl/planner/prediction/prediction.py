@@ -1,0 +1,391 @@
+"""Predicts a step of a strategy on a machine: its time, its memory, its communication, and what it waits for.
+
+    strategy, machine, rows --> layout --> classes of equal ranks --> program --> simulated run --> Prediction
+    costs of the model ------------------> work of their stages ---'
+
+No graph is built and nothing runs.
+"""
+
+from typing import Dict, List, NamedTuple, Optional, Sequence, Tuple
+
+from epl.config.config import Config
+from epl.env import Env
+from epl.parallel.plan.strategy import Strategy
+from epl.planner.machine.collective_costs import CollectiveCosts
+from epl.planner.machine.machine import Machine
+from epl.planner.prediction import gradients
+from epl.planner.prediction.bounds import StepBound, find_bound
+from epl.planner.prediction.facts import ModelFacts, find_facts
+from epl.planner.prediction.layout import StrategyLayout, decided, lay_out
+from epl.planner.prediction.lowering import lower
+from epl.planner.prediction.program_builder import ACTIVATIONS, COMPUTES, LoweredOp, LoweredStep
+from epl.planner.prediction.rank_classes import RankClass, find_classes
+from epl.planner.prediction.split_work import SplitWork, find_split_work
+from epl.planner.prediction.stage_plans import StagePlans, StepOptions, plan_stages_of_classes
+from epl.planner.prediction.traffic import Traffic
+from epl.planner.simulator.engine import SimulatedRun, simulate
+from epl.planner.simulator.model_costs import ModelCosts
+from epl.utils.errors import NotAvailableError
+
+
+class PredictedMemory(NamedTuple):
+    """What a device holds at its worst moment, in bytes.
+
+    Attributes:
+      peak: the sum.
+      by_role: the same by role: weights, slots, gradients, activations, communication.
+      seconds: when, from the begin of the step.
+      at: what starts then.
+      limit: of the device; None if there is none.
+    """
+
+    peak: int
+    by_role: Dict[str, int]
+    seconds: float
+    at: str
+    limit: Optional[int]
+
+    @property
+    def lacks(self) -> int:
+        """Bytes beyond the limit; 0 if all fits."""
+        return 0 if self.limit is None else max(0, self.peak - self.limit)
+
+
+class PredictedDevices(NamedTuple):
+    """Devices that do the same.
+
+    Attributes:
+      name: for people.
+      stage: theirs.
+      ranks: of their replicas.
+      devices: their numbers in the machine.
+      kind: of device.
+      rows: of a step, of each.
+      busy: seconds in which each computes.
+      exposed: seconds in which it communicates and computes nothing.
+      bubble: seconds in which it waits for other devices.
+      memory: at the worst moment.
+    """
+
+    name: str
+    stage: int
+    ranks: Tuple[int, ...]
+    devices: Tuple[int, ...]
+    kind: str
+    rows: int
+    busy: float
+    exposed: float
+    bubble: float
+    memory: PredictedMemory
+
+
+class PredictedTraffic(NamedTuple):
+    """The collectives, or transfers, of one decision in a step.
+
+    Attributes:
+      decision: what asks for them.
+      collective: their name.
+      times: how many there are on a device.
+      bytes: of all of them, each as its cost is computed with: of the full tensor.
+      seconds: of all of them.
+      devices: that take part in each.
+    """
+
+    decision: str
+    collective: str
+    times: int
+    bytes: float
+    seconds: float
+    devices: int
+
+
+class CriticalOp(NamedTuple):
+    """A part of the critical path: what set the time of the step.
+
+    Attributes:
+      name: what runs.
+      kind: a constant of LoweredKind.
+      devices: index of the entry of `Prediction.devices` that it belongs to.
+      start, end: in seconds from the begin of the step.
+    """
+
+    name: str
+    kind: str
+    devices: int
+    start: float
+    end: float
+
+
+class Prediction(NamedTuple):
+    """A step, as the simulator sees it.
+
+    Attributes:
+      seconds: from the begin of the step to the end of its last op.
+      devices: a row for each class of devices; device i of the program is that of row i.
+      traffic: by decision, in the order in which they begin.
+      critical_path: from the begin of the step to its end.
+      bound: what no schedule can beat.
+      assumptions: in words.
+      lowered, run: the program and its course, for a trace.
+    """
+
+    seconds: float
+    devices: Tuple[PredictedDevices, ...]
+    traffic: Tuple[PredictedTraffic, ...]
+    critical_path: Tuple[CriticalOp, ...]
+    bound: StepBound
+    assumptions: Tuple[str, ...]
+    lowered: LoweredStep
+    run: SimulatedRun
+
+    @property
+    def fits(self) -> bool:
+        """Whether no device needs more memory than it has."""
+        return not any(one.memory.lacks for one in self.devices)
+
+
+class PreparedStep(NamedTuple):
+    """What the program of a step is made from.
+
+    Attributes:
+      facts, layout, options: of the model, of the strategy on the machine, of the configuration.
+      links: the costs of collectives.
+      split: the work of the ranks of a group; None without a split.
+      classes: of the ranks.
+      plans: of the stages.
+    """
+
+    facts: ModelFacts
+    layout: StrategyLayout
+    options: StepOptions
+    links: CollectiveCosts
+    split: Optional[SplitWork]
+    classes: List[RankClass]
+    plans: StagePlans
+
+
+def predict(strategy: Strategy, costs: ModelCosts, machine: Machine, rows: int) -> Prediction:
+    """Predicts a step.
+
+    Configuration keys that a strategy does not decide, such as those of buckets, are those of `epl.init`.
+
+    Args:
+      strategy: any strategy; the machine may have more devices than its job.
+      costs: of its model.
+      machine: where it would run.
+      rows: of the global batch: of all replicas and their micro batches.
+
+    Raises:
+      PlanError, LayoutError: the strategy cannot be trained so.
+      NotAvailableError: the strategy uses what cannot be predicted yet.
+      MachineError: the machine does not fit the job.
+    """
+    prepared = prepare(strategy, costs, machine, rows)
+    return predicted(prepared, costs, machine)
+
+
+def prepare(strategy: Strategy, costs: ModelCosts, machine: Machine, rows: int, fold: bool = True) -> PreparedStep:
+    """The first half of `predict`; `fold`: whether equal ranks are simulated once."""
+    layout = lay_out(strategy, machine, rows)
+    options = _options(strategy, layout, Env.get().config)
+    facts = find_facts(strategy, costs, layout.stage_of_block)
+    split = None
+    if layout.splits:
+        group_rows = sum(layout.rows[rank] for rank in layout.groups[0])
+        split = find_split_work(
+            strategy, facts, layout.splits, len(layout.groups[0]),
+            lambda op, output: costs.tensor_bytes(group_rows, op, output), options.half,
+        )  # fmt: skip
+    links = CollectiveCosts(machine)
+    classes = find_classes(
+        layout, machine.placed_devices(), links, sorted(facts.crossing), split is None or split.is_equal, fold
+    )
+    plans = plan_stages_of_classes(strategy, facts, costs, layout, classes, split, options)
+    return PreparedStep(facts, layout, options, links, split, classes, plans)
+
+
+def predicted(step: PreparedStep, costs: ModelCosts, machine: Machine) -> Prediction:
+    """The second half of `predict`."""
+    traffic = Traffic(step.layout, step.links, step.classes)
+    lowered = lower(step.facts, costs, step.layout, traffic, step.classes, step.plans, step.split, step.options)
+    run = simulate(lowered.program, ACTIVATIONS)
+    return Prediction(
+        run.seconds,
+        tuple(_devices(step, lowered, run)),
+        tuple(_traffic(lowered, run)),
+        tuple(_critical_path(lowered, run)),
+        find_bound(step.layout, costs, step.classes, lowered),
+        tuple(_assumptions(step, costs, machine)),
+        lowered,
+        run,
+    )
+
+
+def _options(strategy: Strategy, layout: StrategyLayout, config: Config) -> StepOptions:
+    """The values of configuration keys.
+
+    Raises:
+      NotAvailableError: one asks for what cannot be predicted yet, or for what EPL does not do.
+    """
+    values = decided(strategy)
+    if values["offload.level"]:
+        raise NotAvailableError(
+            "the prediction of offload.level", "A machine does not say how fast host memory is. Leave the key out."
+        )
+    if config.amp.level:
+        raise NotAvailableError("the prediction of amp.level", "Costs are those of float32. Leave the key out.")
+    if values["gradient_checkpoint.type"] == "collection":
+        raise NotAvailableError(
+            'the prediction of gradient_checkpoint.type "collection"',
+            'A strategy does not list the tensors of the collection. Set it to "auto".',
+        )
+    zero = str(values["zero.level"]) if layout.ranks > 1 else ""
+    if zero == gradients.DROPS and (len(layout.stages) > 1 or layout.splits):
+        raise NotAvailableError(
+            "zero.level", "It is 'v2', which does not go together with stages or with epl.split: set it to 'v1'."
+        )
+    scatters = zero in (gradients.SCATTERS, gradients.DROPS) and not config.communication.clip_after_allreduce
+    return StepOptions(
+        zero=zero,
+        scatters=scatters,
+        checkpoint=values["gradient_checkpoint.type"] == "auto",
+        end_taskgraph=int(values["gradient_checkpoint.end_taskgraph"]),
+        budget=int(config.gradient_checkpoint.memory_budget),
+        max_splits=int(config.communication.max_splits),
+        half=bool(config.communication.fp16),
+        apply_groups=int(values["optimizer.num_apply_group"]),
+        schedule=str(values["pipeline.strategy"]),
+    )
+
+
+# ---- What the run says.
+
+
+def _devices(step: PreparedStep, lowered: LoweredStep, run: SimulatedRun) -> List[PredictedDevices]:
+    found = []
+    computes: Dict[int, List[Tuple[float, float]]] = {}
+    communicates: Dict[int, List[Tuple[float, float]]] = {}
+    for number, (op, told) in enumerate(zip(lowered.program.ops, lowered.ops)):
+        kind = computes if told.kind in COMPUTES else communicates
+        kind.setdefault(op.device, []).append((run.starts[number], run.ends[number]))
+    stages = len(step.layout.stages)
+    for device in range(len(lowered.program.pools)):
+        number, stage = divmod(device, stages)
+        one = step.classes[number]
+        busy = sum(end - start for start, end in computes.get(device, ()))
+        exposed = _uncovered(communicates.get(device, []), computes.get(device, []))
+        where = f"stage {stage}, " if stages > 1 else ""
+        found.append(
+            PredictedDevices(
+                f"{where}{_ranks_in_words(one.ranks)} ({one.kinds[stage].name})",
+                stage,
+                one.ranks,
+                tuple(step.layout.stages[stage][rank] for rank in one.ranks),
+                one.kinds[stage].name,
+                one.rows * step.layout.micro_batches,
+                busy,
+                exposed,
+                max(0.0, run.seconds - busy - exposed),
+                _memory(step, number, stage, lowered, run),
+            )
+        )
+    return found
+
+
+def _memory(step: PreparedStep, number: int, stage: int, lowered: LoweredStep, run: SimulatedRun) -> PredictedMemory:
+    peak = run.peaks[number * len(step.layout.stages) + stage]
+    by_role = {role: size for role, size in step.plans.stages[number][stage].state.items() if size}
+    for role, size in peak.by_role.items():
+        if size:
+            by_role[role] = by_role.get(role, 0) + size
+    at = lowered.ops[peak.op].name if peak.op >= 0 else "all the time"
+    limit = step.classes[number].kinds[stage].memory
+    return PredictedMemory(sum(by_role.values()), by_role, peak.seconds, at, limit)
+
+
+def _uncovered(some: List[Tuple[float, float]], others: List[Tuple[float, float]]) -> float:
+    """Seconds in which some intervals lie and no others; the others do not overlap each other."""
+    total, now = 0.0, 0.0
+    covers = sorted(others)
+    at = 0
+    for start, end in sorted(some):
+        start = max(start, now)
+        now = max(now, end)
+        while at < len(covers) and covers[at][1] <= start:
+            at += 1
+        here = at
+        while start < end:
+            if here == len(covers) or covers[here][0] >= end:
+                total += end - start
+                break
+            total += max(0.0, covers[here][0] - start)
+            start = max(start, covers[here][1])
+            here += 1
+    return total
+
+
+def _traffic(lowered: LoweredStep, run: SimulatedRun) -> List[PredictedTraffic]:
+    """By decision and collective; of the ops of several classes for the same, those of one class count."""
+    found: Dict[Tuple[str, str, int], List[Tuple[int, LoweredOp]]] = {}
+    first_of = {op: ranks[0] for ranks in lowered.program.collectives for op in ranks}
+    for number, told in enumerate(lowered.ops):
+        if told.kind not in COMPUTES and first_of.get(number, number) == number:
+            found.setdefault((told.decision, told.collective, told.devices), []).append((number, told))
+    rows = []
+    for (decision, collective, devices), members in found.items():
+        rows.append(
+            PredictedTraffic(
+                decision,
+                collective,
+                len(members),
+                sum(told.bytes for _, told in members),
+                sum(run.ends[number] - run.starts[number] for number, _ in members),
+                devices,
+            )
+        )
+    return rows
+
+
+def _critical_path(lowered: LoweredStep, run: SimulatedRun) -> List[CriticalOp]:
+    if not run.ends:
+        return []
+    at = max(range(len(run.ends)), key=lambda number: (run.ends[number], number))
+    path = []
+    while at >= 0:
+        told = lowered.ops[at]
+        path.append(CriticalOp(told.name, told.kind, lowered.program.ops[at].device, run.starts[at], run.ends[at]))
+        at = run.causes[at]
+    return path[::-1]
+
+
+def _ranks_in_words(ranks: Sequence[int]) -> str:
+    if len(ranks) == 1:
+        return f"rank {ranks[0]}"
+    if list(ranks) == list(range(ranks[0], ranks[-1] + 1)):
+        return f"ranks {ranks[0]} to {ranks[-1]}"
+    listed = ", ".join(map(str, ranks[:4]))
+    return f"ranks {listed}" + (f" and {len(ranks) - 4} more" if len(ranks) > 4 else "")
+
+
+def _assumptions(step: PreparedStep, costs: ModelCosts, machine: Machine) -> List[str]:
+    layout = step.layout
+    found = ["devices are dealt out by the layout auto, in the order of the machine"]
+    used = len({device for devices in layout.stages for device in devices})
+    if used < machine.num_devices:
+        found.append(f"the step uses {used} of the {machine.num_devices} devices of the machine")
+    unlimited = sorted({kind.name for one in step.classes for kind in one.kinds if kind.memory is None})
+    if unlimited:
+        found.append(f"no memory limit is known of {', '.join(unlimited)}, so that everything fits there")
+    if layout.ranks > 1:
+        found.append(
+            "all replicas send the same message at the same time and divide the bandwidth of a link that they share"
+        )
+        found.append("the updates of a stage begin when all of its gradients are reduced; buckets follow each other")
+    if len(layout.stages) > 1:
+        found.append("transfers between stages and reductions of gradients do not slow each other down")
+    if layout.splits:
+        found.append("the ranks of a split compute nothing while they exchange its tensors")
+    if step.options.zero:
+        found.append("each variable in shards divides evenly; the smallest, together up to 2% of the bytes, stay whole")
+    found.append("an update reads the gradient, and reads and writes the variable and its slots")
+    return found + list(costs.notes)

@@ -1,0 +1,85 @@
+"""Which ops of a stage the backward pass computes a second time: `gradient_checkpoint.type` "auto".
+
+The division into segments is that of `recompute/division.py`, which divides a model for real, with the places where few
+bytes are alive as candidates for cuts.
+"""
+
+from typing import NamedTuple, Tuple
+
+import numpy as np
+
+from epl.parallel.recompute.candidates import cut_candidates
+from epl.parallel.recompute.division import Chain, Division, fewest_flops, least_peak
+from epl.utils.errors import PlanError
+
+
+class StageRecomputation(NamedTuple):
+    """What a stage computes a second time; arrays are by position in the stage.
+
+    Attributes:
+      starts: positions where segments begin.
+      recomputed: whether the op runs a second time.
+      held: whether its outputs stay all the same, because a later segment takes them.
+    """
+
+    starts: Tuple[int, ...]
+    recomputed: np.ndarray
+    held: np.ndarray
+
+
+def divide_stage(
+    may_be_recomputed: np.ndarray,
+    outputs: np.ndarray,
+    kept: np.ndarray,
+    flops: np.ndarray,
+    last: np.ndarray,
+    is_last_stage: bool,
+    budget: int,
+) -> StageRecomputation:
+    """The division of a stage; all arrays are by position.
+
+    Args:
+      may_be_recomputed: whether an op may run a second time.
+      outputs: bytes of its outputs.
+      kept: bytes of them that the backward pass reads.
+      flops: of the op.
+      last: the last position that takes an output.
+      is_last_stage: the last segment of the last stage is not recomputed.
+      budget: bytes of activations (`gradient_checkpoint.memory_budget`); 0: as few as possible.
+
+    Raises:
+      PlanError: the stage needs more than the budget.
+    """
+    members = np.flatnonzero(may_be_recomputed)
+    recomputed = np.zeros(len(outputs), bool)
+    held = np.zeros(len(outputs), bool)
+    if not len(members):
+        return StageRecomputation((), recomputed, held)
+    place = np.searchsorted(members, np.arange(len(outputs)))  # of each position: the first member from it on
+    last_member = np.maximum(np.searchsorted(members, last[members], side="right") - 1, place[members])
+    chain = Chain(
+        [int(round(float(size))) for size in outputs[members]],
+        [int(at) for at in last_member],
+        [bool(size > 0) for size in kept[members]],
+        [float(one) for one in flops[members]],
+    )
+    division = _divide(chain, is_last_stage, budget)
+    starts = [0, *division.cuts]
+    segment = np.searchsorted(np.asarray(starts), np.arange(len(members)), side="right") - 1
+    again = ~np.isin(segment, division.whole)
+    recomputed[members] = again
+    held[members] = again & (segment[last_member] != segment)
+    return StageRecomputation(tuple(int(members[start]) for start in starts), recomputed, held)
+
+
+def _divide(chain: Chain, is_last_stage: bool, budget: int) -> Division:
+    candidates = cut_candidates(chain)
+    division = fewest_flops(chain, candidates, budget, is_last_stage) if budget else None
+    if division is None:
+        division = least_peak(chain, candidates, is_last_stage)
+    if 0 < budget < division.peak:
+        raise PlanError(
+            f"gradient_checkpoint.memory_budget is {budget} bytes, and the activations of one micro batch in a stage "
+            f"take at least {division.peak} bytes, whatever is recomputed. Allow for that much, or set the budget to 0."
+        )
+    return division

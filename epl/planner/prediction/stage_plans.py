@@ -1,0 +1,344 @@
+"""What each class of ranks does in each stage: the ops, as arrays, and where they are cut into pieces.
+
+    cuts of a stage    forward    exchanges of a split, uses of gathered weights
+                       backward   exchanges of a split, segments of recomputation, a few more to follow the memory
+                       last       the same, and where a bucket of gradients is complete
+
+The cuts are the same for all classes, as their collectives are.
+"""
+
+from typing import Dict, FrozenSet, Mapping, NamedTuple, Optional, Sequence, Tuple
+
+import numpy as np
+
+from epl.ir import op_types
+from epl.parallel.plan.strategy import Strategy
+from epl.planner.machine.machine import Device
+from epl.planner.prediction import gradients
+from epl.planner.prediction.facts import ModelFacts
+from epl.planner.prediction.gradients import GradientBucket, StageVariable, WeightGather
+from epl.planner.prediction.layout import StrategyLayout
+from epl.planner.prediction.rank_classes import RankClass
+from epl.planner.prediction.recomputation import StageRecomputation, divide_stage
+from epl.planner.prediction.split_work import SplitWork
+from epl.planner.prediction.stage_work import StageWork, even_cuts
+from epl.planner.simulator.model_costs import ModelCosts, OpCosts
+
+_SLICES = 8  # pieces by bytes, so that the backward pass frees and makes tensors in turn
+_MOST_PIECES = 20_000  # of all stages and micro batches; with more the memory is followed less closely
+_NOT_TWICE = (
+    op_types.VARIABLES | op_types.DATA_SOURCES | op_types.PLACEHOLDERS | op_types.CONTROL_FLOW | op_types.SHARED_STATE
+    | op_types.PYTHON | op_types.GENERATORS
+)  # fmt: skip
+
+
+class StageCuts(NamedTuple):
+    """What is the same for all classes in a stage; positions are those of the ops of the stage.
+
+    Attributes:
+      ops: their numbers in the forward pass.
+      buckets: of gradients.
+      gathers: of weights.
+      segments: positions where segments of recomputation begin.
+      forward, gathering: cuts of a forward pass, and of one that gathers weights.
+      backward, last: cuts of a backward pass, and of that of the last micro batch.
+    """
+
+    ops: Tuple[int, ...]
+    buckets: Tuple[GradientBucket, ...]
+    gathers: Tuple[WeightGather, ...]
+    segments: Tuple[int, ...]
+    forward: FrozenSet[int]
+    gathering: FrozenSet[int]
+    backward: FrozenSet[int]
+    last: FrozenSet[int]
+
+
+class ClassStage(NamedTuple):
+    """A stage as a class of ranks has it.
+
+    Attributes:
+      work: the ops.
+      variables: the trained ones, in the order of those of the cuts.
+      state: role -> bytes that stay from step to step.
+      update: seconds of the updates.
+    """
+
+    work: StageWork
+    variables: Tuple[StageVariable, ...]
+    state: Mapping[str, int]
+    update: float
+
+
+class StagePlans(NamedTuple):
+    """All stages.
+
+    Attributes:
+      cuts: by stage.
+      stages: by class and stage.
+    """
+
+    cuts: Tuple[StageCuts, ...]
+    stages: Tuple[Tuple[ClassStage, ...], ...]
+
+
+class StepOptions(NamedTuple):
+    """Values of configuration keys.
+
+    Attributes:
+      zero: `zero.level`, "" where it has no effect.
+      scatters: whether gradients are reduced to shards.
+      checkpoint: whether activations are recomputed.
+      end_taskgraph: the last block that is; -1 for all.
+      budget: `gradient_checkpoint.memory_budget`.
+      max_splits: `communication.max_splits`.
+      half: `communication.fp16`.
+      apply_groups: `optimizer.num_apply_group`.
+      schedule: `pipeline.strategy`.
+    """
+
+    zero: str
+    scatters: bool
+    checkpoint: bool
+    end_taskgraph: int
+    budget: int
+    max_splits: int
+    half: bool
+    apply_groups: int
+    schedule: str
+
+
+def plan_stages_of_classes(
+    strategy: Strategy,
+    facts: ModelFacts,
+    costs: ModelCosts,
+    layout: StrategyLayout,
+    classes: Sequence[RankClass],
+    split: Optional[SplitWork],
+    options: StepOptions,
+) -> StagePlans:
+    """What each class does in each stage.
+
+    Raises:
+      PlanError: a stage needs more than `gradient_checkpoint.memory_budget`.
+    """
+    maker = _Maker(strategy, facts, costs, layout, split, options)
+    found = [maker.plan(stage, classes) for stage in range(len(layout.stages))]
+    return StagePlans(tuple(cuts for cuts, _ in found), tuple(zip(*[stages for _, stages in found])))
+
+
+class _Maker:
+    """Makes the plans of all stages."""
+
+    def __init__(
+        self,
+        strategy: Strategy,
+        facts: ModelFacts,
+        costs: ModelCosts,
+        layout: StrategyLayout,
+        split: Optional[SplitWork],
+        options: StepOptions,
+    ) -> None:
+        self._strategy, self._facts, self._costs = strategy, facts, costs
+        self._layout, self._split, self._options = layout, split, options
+        self._arrays: Dict[Tuple[int, str], Dict[str, np.ndarray]] = {}
+        self._in_loop = _ops_in_loops(facts)
+        self._in_parts = self._variables_in_parts()
+
+    def plan(self, stage: int, classes: Sequence[RankClass]) -> Tuple[StageCuts, Tuple[ClassStage, ...]]:
+        """The cuts of a stage, and what each class does in it."""
+        ops = self._facts.of_stage(stage)
+        position = {op: at for at, op in enumerate(ops)}
+        variables = [self._variables(stage, one, position) for one in classes]
+        largest = [_largest(of_all) for of_all in zip(*variables)]
+        recomputation = self._recomputation(stage, ops, classes[0])
+        works = [self._work(stage, ops, one, recomputation, position) for one in classes]
+        cuts = self._cuts(ops, largest, recomputation, works[0], position)
+        stages = tuple(
+            ClassStage(work, own, self._state(stage, one, own), self._update(one.kinds[stage], own))
+            for one, work, own in zip(classes, works, variables)
+        )
+        return cuts, stages
+
+    def _variables_in_parts(self) -> FrozenSet[int]:
+        """The variables that ZeRO cuts."""
+        found = set()
+        if self._options.zero:
+            of_split = {op for op, shares in self._sharded().items() if set(shares) != {1.0}}
+            for stage in range(len(self._layout.stages)):
+                own = [one for one in self._facts.variables if self._facts.stage_of[one.op] == stage]
+                sizes = {one.op: float(one.bytes) for one in own if one.op not in of_split}
+                found |= gradients.variables_in_parts(sizes)
+        return frozenset(found)
+
+    def _sharded(self) -> Mapping[int, Tuple[float, ...]]:
+        return {} if self._split is None else self._split.variables
+
+    def _variables(self, stage: int, one: RankClass, position: Mapping[int, int]) -> Tuple[StageVariable, ...]:
+        found = []
+        for variable in self._facts.variables:
+            if self._facts.stage_of[variable.op] != stage:
+                continue
+            shares = self._sharded().get(variable.op, (1.0,))
+            of_split = set(shares) != {1.0}
+            share = shares[one.place % len(shares)]
+            rows = one.group_rows if of_split else one.rows
+            looked_up = sum(self._costs.tensor_bytes(rows, *output) for lookup in variable.rows for output in lookup)
+            uses = tuple(position[use] for use in variable.uses)
+            is_sparse = bool(variable.rows) and looked_up < variable.bytes
+            found.append(
+                StageVariable(
+                    op=variable.op,
+                    bytes=variable.bytes * share,
+                    gradient_bytes=looked_up if is_sparse else variable.bytes * share,
+                    dtype=variable.dtype,
+                    complete=min(uses, default=0),
+                    uses=uses,
+                    is_sparse=is_sparse,
+                    of_split=of_split,
+                    in_parts=variable.op in self._in_parts,
+                )
+            )
+        return tuple(found)
+
+    def _costs_of(self, rows: int, kind: Device) -> Dict[str, np.ndarray]:
+        key = rows, kind.name
+        if key not in self._arrays:
+            costs = self._costs.at(rows, kind)
+            names = [name for name in OpCosts._fields if name != "basis"]
+            self._arrays[key] = {name: np.asarray(getattr(costs, name), float) for name in names}
+        return self._arrays[key]
+
+    def _shared(self, one: RankClass, kind: Device, name: str, ops: Sequence[int]) -> np.ndarray:
+        """A cost of the ops of a stage for the rows of a rank, or its share of those of its group."""
+        own = self._costs_of(one.rows, kind)[name]
+        if self._split is not None:
+            share = self._split.held if name.endswith("bytes") else self._split.work
+            group = self._costs_of(one.group_rows, kind)[name] * share[one.place]
+            own = np.where(self._split.of_group, group, own)
+        return own[list(ops)]
+
+    def _recomputation(self, stage: int, ops: Sequence[int], one: RankClass) -> StageRecomputation:
+        options, facts = self._options, self._facts
+        none = np.zeros(len(ops), bool)
+        if not options.checkpoint:
+            return StageRecomputation((), none, none)
+        may = np.asarray(
+            [
+                facts.from_data[op]
+                and bool(facts.ops[op].inputs)
+                and facts.ops[op].type not in _NOT_TWICE
+                and not facts.ops[op].type.startswith("Random")
+                and op not in self._in_loop
+                and (options.end_taskgraph < 0 or self._strategy.ops[op].block <= options.end_taskgraph)
+                for op in ops
+            ],
+            bool,
+        )
+        position = {op: at for at, op in enumerate(ops)}
+        return divide_stage(
+            may,
+            self._shared(one, one.kinds[stage], "output_bytes", ops),
+            self._shared(one, one.kinds[stage], "kept_bytes", ops),
+            self._shared(one, one.kinds[stage], "forward_flops", ops),
+            np.asarray([position[facts.last_use[op]] for op in ops], int),
+            stage == len(self._layout.stages) - 1,
+            options.budget,
+        )
+
+    def _work(
+        self,
+        stage: int,
+        ops: Sequence[int],
+        one: RankClass,
+        recomputation: StageRecomputation,
+        position: Mapping[int, int],
+    ) -> StageWork:
+        kind, facts = one.kinds[stage], self._facts
+        taken = [{position[producer] for producer, _ in facts.ops[op].inputs if producer in position} for op in ops]
+        outputs = self._shared(one, kind, "output_bytes", ops)
+        kept = np.minimum(self._shared(one, kind, "kept_bytes", ops), outputs)
+        again, held = recomputation.recomputed, recomputation.held
+        return StageWork(
+            threads=kind.threads,
+            producers=tuple(map(tuple, taken)),
+            once=np.asarray([not facts.from_data[op] for op in ops], bool),
+            forward=self._shared(one, kind, "forward", ops),
+            backward=self._shared(one, kind, "backward", ops),
+            outputs=outputs,
+            kept=np.where(again, np.where(held, outputs, 0.0), kept),
+            again=np.where(again & ~held, kept, 0.0),
+            recomputed=again,
+            gradients=np.where([facts.has_gradient[op] for op in ops], outputs, 0.0),
+            last=np.asarray([position[facts.last_use[op]] for op in ops], int),
+        )
+
+    def _cuts(
+        self,
+        ops: Sequence[int],
+        variables: Sequence[StageVariable],
+        recomputation: StageRecomputation,
+        work: StageWork,
+        position: Mapping[int, int],
+    ) -> StageCuts:
+        options = self._options
+        buckets = gradients.plan_gradients(variables, options.scatters, options.max_splits)
+        gathers = gradients.plan_gathers(variables, options.zero) if options.zero else []
+        exchanges = set() if self._split is None else {position[one.at] for one in self._split.exchanges}
+        complete = np.zeros(len(ops))
+        for one in variables:
+            complete[one.complete] += one.gradient_bytes
+        runs = len(self._layout.stages) * self._layout.micro_batches
+        slices = even_cuts(work.kept + work.again + complete, max(1, min(_SLICES, _MOST_PIECES // runs)))
+        first_uses = {one.first for one in gathers}
+        drops = first_uses if options.zero == gradients.DROPS else set()
+        backward = exchanges | set(recomputation.starts) | set(slices) | drops
+        return StageCuts(
+            tuple(ops),
+            tuple(buckets),
+            tuple(gathers),
+            recomputation.starts,
+            frozenset(exchanges),
+            frozenset(exchanges | first_uses),
+            frozenset(backward),
+            frozenset(backward | {bucket.complete for bucket in buckets}),
+        )
+
+    def _state(self, stage: int, one: RankClass, variables: Sequence[StageVariable]) -> Dict[str, int]:
+        """Bytes of variables and slots."""
+        ranks = self._layout.ranks
+        weights = sum(own.bytes / (ranks if own.in_parts else 1) for own in variables)
+        others = [
+            op.variable_bytes * self._sharded().get(number, (1.0,) * (one.place + 1))[one.place]
+            for number, op in enumerate(self._facts.ops)
+            if op.variable_bytes and not op.is_trained and self._facts.stage_of[number] == stage
+        ]
+        slots = weights * sum(self._costs.slots.values()) + sum(others)
+        return {"weights": int(round(weights)), "slots": int(round(slots))}
+
+    def _update(self, kind: Device, variables: Sequence[StageVariable]) -> float:
+        """Seconds of the updates: each reads the gradient, and reads and writes the variable and its slots."""
+        moved = 0.0
+        for one in variables:
+            changed = one.gradient_bytes if one.is_sparse else one.bytes
+            changed /= self._layout.ranks if one.in_parts else 1
+            moved += changed * (3.0 + 2.0 * sum(self._costs.slots.values()))
+        return moved / kind.bandwidth.reached + len(variables) * kind.launch_overhead
+
+
+def _largest(of_classes: Sequence[StageVariable]) -> StageVariable:
+    """A variable with the bytes of the rank that has most, so that all ranks have the same buckets."""
+    return of_classes[0]._replace(
+        bytes=max(one.bytes for one in of_classes),
+        gradient_bytes=max(one.gradient_bytes for one in of_classes),
+        is_sparse=all(one.is_sparse for one in of_classes),
+    )
+
+
+def _ops_in_loops(facts: ModelFacts) -> FrozenSet[int]:
+    found = set()
+    for number, op in enumerate(facts.ops):
+        inside = any(producer in found for producer, _ in op.inputs)
+        if op.type in op_types.ENTERS or (inside and op.type not in op_types.EXITS):
+            found.add(number)
+    return frozenset(found)

@@ -1,0 +1,78 @@
+"""How long the transfers and collectives of a step take, and which link carries them.
+
+All ranks are taken to send the same message at the same time: what leaves by a link of several ranks shares it. The
+messages of one rank follow each other on a link, and so do its collectives that use the same links. Transfers and
+collectives are taken not to disturb each other.
+"""
+
+from typing import Dict, List, NamedTuple, Sequence, Tuple
+
+from epl.planner.machine.collective_costs import CollectiveCosts
+from epl.planner.machine.routes import Channel
+from epl.planner.prediction.layout import StrategyLayout
+from epl.planner.prediction.program_builder import Key
+from epl.planner.prediction.rank_classes import RankClass, contention, ports_of, shared_pools
+
+
+class Carried(NamedTuple):
+    """How a message or a collective is carried.
+
+    Attributes:
+      seconds: how long it takes.
+      pool: names the link.
+      devices: how many take part.
+    """
+
+    seconds: float
+    pool: Key
+    devices: int
+
+
+class Traffic:
+    """The transfers and collectives of the classes of a layout."""
+
+    def __init__(self, layout: StrategyLayout, costs: CollectiveCosts, classes: Sequence[RankClass]) -> None:
+        self._layout, self._costs, self._classes = layout, costs, classes
+        self._channels: Dict[Tuple[int, int], List[Channel]] = {}
+        self._group_of = {rank: group for group in layout.groups for rank in group}
+        first = layout.stages[0]
+        self._groups = [[first[rank] for rank in group] for group in layout.groups]
+        self._contention = contention(costs, self._groups)
+        # The ranks with the same place in all groups hold the same shards.
+        self._holders = [[first[rank] for rank in ranks] for ranks in zip(*layout.groups)]
+        self._contention_of_holders = contention(costs, self._holders)
+        teams = [list(devices) for devices in layout.stages] + self._groups
+        pools = shared_pools([ports_of(costs, team) for team in teams])
+        self._pool_of_stage = pools[: len(layout.stages)]
+        self._pool_of_group = pools[len(layout.stages) :]
+
+    def transfer(self, number: int, source: int, target: int, nbytes: float) -> Carried:
+        """A message of each rank of a class from a stage to another one."""
+        pair = source, target
+        if pair not in self._channels:
+            messages = list(zip(self._layout.stages[source], self._layout.stages[target]))
+            self._channels[pair] = self._costs.routes.channel_of_each(messages)
+        one = self._classes[number]
+        rank = one.ranks[0]
+        message = self._layout.stages[source][rank], self._layout.stages[target][rank]
+        channel = self._channels[pair][rank]
+        pool = ("link", number, self._costs.routes.leaving_port(message))
+        return Carried(channel.latency + nbytes / channel.bandwidth, pool, 2 * len(one.ranks))
+
+    def of_stage(self, collective: str, stage: int, nbytes: float) -> Carried:
+        """A collective of all ranks of a stage."""
+        devices = self._layout.stages[stage]
+        seconds = self._costs.cost(collective, devices, nbytes).seconds
+        return Carried(seconds, ("collectives", self._pool_of_stage[stage]), len(devices))
+
+    def of_holders(self, collective: str, place: int, nbytes: float) -> Carried:
+        """A collective of the ranks with the same place in all groups, while those of the other places have theirs."""
+        devices = self._holders[place]
+        seconds = self._costs.cost(collective, devices, nbytes).seconds * self._contention_of_holders[place]
+        return Carried(seconds, ("collectives", self._pool_of_stage[0]), len(devices))
+
+    def of_group(self, collective: str, number: int, nbytes: float) -> Carried:
+        """A collective of the group of a split of each rank of a class, while the other groups have theirs."""
+        at = self._layout.groups.index(self._group_of[self._classes[number].ranks[0]])
+        seconds = self._costs.cost(collective, self._groups[at], nbytes).seconds * self._contention[at]
+        return Carried(seconds, ("collectives", self._pool_of_group[at]), len(self._groups[at]))

@@ -1,0 +1,29 @@
+"""A prediction as text has its numbers."""
+
+from epl.planner.prediction.describe import describe
+from epl.planner.prediction.prediction import predict
+from tests.planner.prediction.hand_made import HandCosts, Layer, device, machine, stages, strategy
+
+
+def test_the_text_has_times_memory_communication_and_assumptions():
+    costs = HandCosts([Layer(weight=2_000_000, output=1e6, kept=True), Layer(weight=4_000_000)])
+    two = machine([["a"] * 4], [device(memory=5_000_000)], bandwidth=1e6)
+    planned = strategy(costs, devices=4, pipeline__num_micro_batch=2, **stages(costs, 1))
+    text = "\n".join(describe(predict(planned, costs, two, 4)))
+    for piece in (
+        "step ",
+        "stage 0, ranks 0 to 1 (a)",
+        "each device of stage 1, ranks 0 to 1 (a) lacks",
+        "gradients of stage 1",
+        "stage 0 to 1",
+        "point to point",
+        "no schedule can beat",
+        "assumed: made by hand",
+    ):
+        assert piece in text, text
+
+
+def test_a_step_without_communication_has_no_table_of_it():
+    costs = HandCosts([Layer(weight=8)])
+    lines = describe(predict(strategy(costs), costs, machine([["a"]]), 1))
+    assert "communication of a step" not in lines and not [line for line in lines if "does not fit" in line]
