@@ -5,12 +5,10 @@
               backward pass, then updates, one thread for each communicator, transfers, the plan's own ops
     counter   the bytes that the device holds
 
-Events of a thread must not overlap unless one contains the other: if ops of a lane (a row of the picture) run at the
-same time, the lane has several threads.
+If ops of a lane (a row of the picture) run at the same time, the lane has several threads.
 """
 
-import json
-from typing import Any, Dict, Iterable, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Dict, List, NamedTuple, Sequence, Tuple
 
 import tensorflow.compat.v1 as tf
 
@@ -18,8 +16,8 @@ from epl.parallel.plan.schedule import BACKWARD, Action
 from epl.profiler import actions, memory, output_files, step_stats
 from epl.profiler.roles import Role, RoleKind, Roles
 from epl.profiler.step_stats import Execution
-
-Event = Dict[str, Any]
+from epl.utils import trace_events
+from epl.utils.trace_events import TraceEvent, TraceSlice
 
 # Lanes of a device, top to bottom.
 _ACTIONS = "actions"
@@ -45,16 +43,10 @@ class _Lane(NamedTuple):
     title: str
 
 
-class _Slice(NamedTuple):
-    lane: _Lane
-    name: str
-    kind: str
-    start_ns: int
-    end_ns: int
-    args: Event
+_LaneSlice = Tuple[_Lane, TraceSlice]
 
 
-def trace_events(metadata: tf.RunMetadata, tf_graph: tf.Graph) -> List[Event]:
+def events_of_step(metadata: tf.RunMetadata, tf_graph: tf.Graph) -> List[TraceEvent]:
     """The events of a traced step.
 
     Args:
@@ -71,15 +63,16 @@ def trace_events(metadata: tf.RunMetadata, tf_graph: tf.Graph) -> List[Event]:
     for execution in ran:
         by_device.setdefault(execution.device, []).append(execution)
     live = {timeline.device: timeline for timeline in memory.timelines(metadata, tf_graph)}
-    events: List[Event] = []
+    events: List[TraceEvent] = []
     for number, device in enumerate(sorted(by_device)):
         pid = 1000 * output_files.worker_of_device(device) + number + 1
-        events += _process(pid, device, roles)
+        events += trace_events.process_events(pid, _title(device, roles), output_files.origin_of_device(device))
         slices = [_slice(execution, roles) for execution in by_device[device]]
         slices += _spans(by_device[device], action_of)
-        events += _threads(pid, slices)
+        events += trace_events.lane_events(pid, _lanes(slices))
         if device in live:
-            events += _counters(pid, live[device])
+            changes = [(change.time_us, change.live) for change in live[device].changes]
+            events += trace_events.counter_events(pid, "live bytes", "bytes", changes)
     return events
 
 
@@ -95,11 +88,7 @@ def write(metadata: tf.RunMetadata, tf_graph: tf.Graph, path: str, run: int) -> 
     Raises:
       ValueError: the run was not traced.
     """
-    trace = {"traceEvents": trace_events(metadata, tf_graph), "displayTimeUnit": "ms", "otherData": {"run": run}}
-    text = json.dumps(trace)  # one call: json.dump takes five times as long
-    with open(path, "w") as target:
-        target.write(text)
-    return path
+    return trace_events.write_trace(events_of_step(metadata, tf_graph), path, {"run": run})
 
 
 def _title(device: str, roles: Roles) -> str:
@@ -130,25 +119,27 @@ def _actions_of(roles: Roles) -> Dict[str, Action]:
     return found
 
 
-def _spans(ran: Sequence[Execution], action_of: Dict[str, Action]) -> List[_Slice]:
+def _spans(ran: Sequence[Execution], action_of: Dict[str, Action]) -> List[_LaneSlice]:
     """The actions of one device as slices."""
     first = min(execution.start_ns for execution in ran)
     lane = _Lane((_ORDER[_ACTIONS], 0, 0, ""), _ACTIONS)
     return [
-        _Slice(
+        (
             lane,
-            str(span.action),
-            RoleKind.BACKWARD if span.action.kind == BACKWARD else RoleKind.FORWARD,
-            first + int(span.start_us * 1e3),
-            first + int(span.end_us * 1e3),
-            {"stage": span.action.stage, "micro batch": span.action.micro_batch, "ops": span.ops},
+            TraceSlice(
+                str(span.action),
+                RoleKind.BACKWARD if span.action.kind == BACKWARD else RoleKind.FORWARD,
+                first + int(span.start_us * 1e3),
+                first + int(span.end_us * 1e3),
+                {"stage": span.action.stage, "micro batch": span.action.micro_batch, "ops": span.ops},
+            ),
         )
         for spans in actions.spans(ran, action_of).values()
         for span in spans
     ]
 
 
-def _slice(execution: Execution, roles: Roles) -> _Slice:
+def _slice(execution: Execution, roles: Roles) -> _LaneSlice:
     role = roles.of(execution.op, execution.device, execution.op_type)
     args: Dict[str, Any] = {"op": execution.op, "type": execution.op_type}
     for key, value in (("stage", role.stage), ("micro batch", role.micro_batch)):
@@ -158,7 +149,7 @@ def _slice(execution: Execution, roles: Roles) -> _Slice:
         args["communicator"] = role.communicator
         args["key"] = role.key
     lane = _lane(role) if not execution.stream else _Lane((len(_ORDER), 0, 0, execution.stream), execution.stream)
-    return _Slice(lane, execution.op, role.kind, execution.start_ns, execution.end_ns, args)
+    return lane, TraceSlice(execution.op, role.kind, execution.start_ns, execution.end_ns, args)
 
 
 def _lane(role: Role) -> _Lane:
@@ -174,60 +165,9 @@ def _lane(role: Role) -> _Lane:
     return _Lane((_ORDER[kind], role.stage or 0, copy, ""), ", ".join(words + [kind]))
 
 
-def _process(pid: int, device: str, roles: Roles) -> List[Event]:
-    args = {"name": _title(device, roles), **output_files.origin_of_device(device)}
-    return [
-        {"ph": "M", "name": "process_name", "pid": pid, "args": args},
-        {"ph": "M", "name": "process_sort_index", "pid": pid, "args": {"sort_index": pid}},
-    ]
-
-
-def _threads(pid: int, slices: Sequence[_Slice]) -> List[Event]:
-    """The lanes of a device, each split into as many threads as run at the same time."""
-    events: List[Event] = []
-    by_lane: Dict[_Lane, List[_Slice]] = {}
-    for one in slices:
-        by_lane.setdefault(one.lane, []).append(one)
-    tid = 0
-    for lane in sorted(by_lane):
-        for number, row in enumerate(_rows(by_lane[lane])):
-            tid += 1
-            title = lane.title if not number else f"{lane.title} ({number + 1})"
-            for key, args in (("thread_name", {"name": title}), ("thread_sort_index", {"sort_index": tid})):
-                events.append({"ph": "M", "name": key, "pid": pid, "tid": tid, "args": args})
-            events += [_complete(pid, tid, one) for one in row]
-    return events
-
-
-def _rows(slices: Iterable[_Slice]) -> List[List[_Slice]]:
-    """Distributes slices over rows so that no two overlap in a row."""
-    rows: List[List[_Slice]] = []
-    for one in sorted(slices, key=lambda one: (one.start_ns, one.end_ns)):
-        free: Optional[List[_Slice]] = next((row for row in rows if row[-1].end_ns <= one.start_ns), None)
-        if free is None:
-            rows.append([one])
-        else:
-            free.append(one)
-    return rows
-
-
-def _complete(pid: int, tid: int, one: _Slice) -> Event:
-    return {
-        "ph": "X",
-        "name": one.name,
-        "cat": one.kind,
-        "ts": one.start_ns / 1e3,
-        "dur": (one.end_ns - one.start_ns) / 1e3,
-        "pid": pid,
-        "tid": tid,
-        "args": one.args,
-    }
-
-
-def _counters(pid: int, timeline: memory.Timeline) -> List[Event]:
-    """The bytes that a device holds, at each microsecond in which they change."""
-    last = {change.time_us: change.live for change in timeline.changes}
-    return [
-        {"ph": "C", "name": "live bytes", "pid": pid, "ts": time_us, "args": {"bytes": live}}
-        for time_us, live in last.items()
-    ]
+def _lanes(slices: Sequence[_LaneSlice]) -> List[Tuple[str, List[TraceSlice]]]:
+    """The lanes of a device in order, with their titles."""
+    by_lane: Dict[_Lane, List[TraceSlice]] = {}
+    for lane, one in slices:
+        by_lane.setdefault(lane, []).append(one)
+    return [(lane.title, by_lane[lane]) for lane in sorted(by_lane)]

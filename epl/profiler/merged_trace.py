@@ -21,8 +21,8 @@ from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tup
 
 from epl.ops.op_types import COLLECTIVE_OP_TYPES
 from epl.utils.errors import TraceError
+from epl.utils.trace_events import TraceEvent, process_events, write_trace
 
-Event = Dict[str, Any]
 _Pid = Tuple[int, Any]  # number of the file, process in it
 _Key = Tuple[str, str, int]  # communicator, key, execution
 
@@ -69,7 +69,7 @@ class MergedTrace(NamedTuple):
       shifts: one for each machine but that of the first worker.
     """
 
-    events: List[Event]
+    events: List[TraceEvent]
     processes: Tuple[TracedProcess, ...]
     shifts: Tuple[ClockShift, ...]
 
@@ -91,7 +91,7 @@ class WorkerTrace(NamedTuple):
     """
 
     path: str
-    events: List[Event]
+    events: List[TraceEvent]
     run: Optional[int]
 
 
@@ -107,8 +107,7 @@ def merge(paths: Sequence[str], path: str) -> MergedTrace:
       OSError: a file cannot be read or written.
     """
     merged = merge_traces([_read(one) for one in paths])
-    with open(path, "w") as target:
-        target.write(json.dumps({"traceEvents": merged.events, "displayTimeUnit": "ms"}))
+    write_trace(merged.events, path)
     return merged
 
 
@@ -124,13 +123,9 @@ def merge_traces(traces: Sequence[WorkerTrace]) -> MergedTrace:
     order = sorted(processes, key=lambda pid: (processes[pid].worker, pid[0], _number(pid[1])))
     shifts = _shifts(_collectives(traces, processes), [processes[pid].clock for pid in order])
     by_clock = {shift.clock: shift.shift_us or 0.0 for shift in shifts}
-    events: List[Event] = []
+    events: List[TraceEvent] = []
     for number, pid in enumerate(order, 1):
-        for name, args in (
-            ("process_name", {"name": processes[pid].title}),
-            ("process_sort_index", {"sort_index": number}),
-        ):
-            events.append({"ph": "M", "name": name, "pid": number, "args": args})
+        events += process_events(number, processes[pid].title)
     numbers = {pid: number for number, pid in enumerate(order, 1)}
     for file, trace in enumerate(traces):
         for event in trace.events:

@@ -113,16 +113,8 @@ def test_a_plain_graph_has_one_lane_for_each_op_at_a_time(init, tmp_path):
     assert list(found) == ["CPU:0"] and {name.split(" ")[0] for name in found["CPU:0"]} == {"other"}
 
 
-def test_ops_that_run_together_share_a_lane_of_several_threads():
-    def one(start, end):
-        return chrome_trace._Slice(None, "", "", start, end, {})
-
-    rows = chrome_trace._rows([one(0, 5), one(3, 9), one(5, 7), one(8, 9)])
-    assert [[(each.start_ns, each.end_ns) for each in row] for row in rows] == [[(0, 5), (5, 7), (8, 9)], [(3, 9)]]
-
-
 def test_a_run_that_was_not_traced_is_refused():
-    text = error_text(chrome_trace.trace_events, tf.RunMetadata(), tf.Graph())
+    text = error_text(chrome_trace.events_of_step, tf.RunMetadata(), tf.Graph())
     assert text.startswith("ValueError") and "FULL_TRACE" in text
 
 

@@ -165,3 +165,17 @@ class Memory:
                 by_role[role] = by_role.get(role, 0) + size
             peaks.append(Peak(most, by_role, op, seconds))
         return peaks
+
+
+def held_over_time(changes: Sequence[BufferChange]) -> List[Tuple[float, int]]:
+    """What a device holds: (seconds from the begin of the step, bytes from then on), one entry for each moment.
+
+    Args:
+      changes: of the memory of the device, see `SimulatedRun.changes`.
+    """
+    steps: Dict[float, int] = {}
+    held = 0
+    for seconds, _, size in changes:
+        held += size
+        steps[seconds] = held
+    return list(steps.items())
