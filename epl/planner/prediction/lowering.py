@@ -8,7 +8,7 @@ A device is one (class, stage). The passes of a device follow each other in the 
 output of an op: it is there from the start of its op to the end of the last op that takes it.
 """
 
-from typing import Dict, Iterable, List, NamedTuple, Optional, Sequence, Set, Tuple
+from typing import Dict, List, NamedTuple, Optional, Sequence, Set, Tuple
 
 import numpy as np
 
@@ -60,6 +60,23 @@ class _Arrival(NamedTuple):
     once: Optional[Buffer]  # until the last backward pass
 
 
+class _Message(NamedTuple):
+    """Bytes that a rank sends from a stage to a later one for a micro batch, and gets back.
+
+    Attributes:
+      kept, transient: of tensors that the later stage keeps for its backward pass, and of others.
+      once: of values that do not depend on data, which are sent once in a step.
+      alone: of tensors that the earlier stage does not keep itself.
+      gradients: that come back.
+    """
+
+    kept: float
+    transient: float
+    once: float
+    alone: float
+    gradients: float
+
+
 def lower(
     facts: ModelFacts,
     costs: ModelCosts,
@@ -107,6 +124,8 @@ class _Lowering:
         self._gathered: Dict[Tuple[int, int], Buffer] = {}  # (device, gather) while it is held
         self._parts: Dict[int, List[_GradientPart]] = {}
         self._temporary: Dict[Tuple[int, str, Tuple[Piece, ...]], List[int]] = {}
+        self._again: Dict[Tuple[int, int, int], Tuple[float, int]] = {}  # segment -> seconds and temporary memory
+        self._messages: Dict[Tuple[int, Tuple[int, int]], _Message] = {}
 
     def run(self) -> None:
         """Adds all ops of the step."""
@@ -157,7 +176,8 @@ class _Lowering:
                     kept.setdefault(place, []).append((made, len(outputs)))
                     outputs.append(output(size, ACTIVATIONS))
             if at == len(pieces) - 1:
-                outputs.append(output(self._sent_alone(number, stage), ACTIVATIONS))
+                sent_alone = sum(self._message(number, pair).alone for pair in self._facts.crossing if pair[0] == stage)
+                outputs.append(output(sent_alone, ACTIVATIONS))
             told = self._told(LoweredKind.FORWARD, action, piece, at if len(pieces) > 1 else -1)
             seconds = work.forward_seconds(piece, micro_batch == 0)
             self._pass(device, told, seconds, inputs, outputs, temporary[at])
@@ -175,29 +195,32 @@ class _Lowering:
             if arrival.once is not None:
                 self._received.setdefault((device, self._layout.micro_batches - 1), []).append(arrival.once)
 
-    def _sent_alone(self, number: int, stage: int) -> float:
-        """Bytes of what a stage sends to later ones and does not keep for its own backward pass."""
-        one, position = self._classes[number], self._positions[stage]
-        work = self._own(number, stage).work
-        sent = {output for pair, outputs in self._facts.crossing.items() if pair[0] == stage for output in outputs}
-        return sum(
-            self._costs.tensor_bytes(one.rows, *tensor)
-            for tensor in sent
-            if self._facts.from_data[tensor[0]] and not work.kept[position[tensor[0]]]
-        )
+    def _message(self, number: int, pair: Tuple[int, int]) -> _Message:
+        """What a rank of a class sends from a stage to a later one, and back."""
+        if (number, pair) not in self._messages:
+            rows, work = self._classes[number].rows, self._own(number, pair[0]).work
+            found = dict.fromkeys(_Message._fields, 0.0)
+            for tensor in self._facts.crossing[pair]:
+                size = self._costs.tensor_bytes(rows, *tensor)
+                if not self._facts.from_data[tensor[0]]:
+                    found["once"] += size
+                else:
+                    found["kept" if self._is_kept(number, tensor[0]) else "transient"] += size
+                    if not work.kept[self._positions[pair[0]][tensor[0]]]:
+                        found["alone"] += size
+                if self._facts.has_gradient[tensor[0]]:
+                    found["gradients"] += size
+            self._messages[number, pair] = _Message(**found)
+        return self._messages[number, pair]
 
     def _send_forward(self, number: int, pair: Tuple[int, int], micro_batch: int, sent: Buffer) -> None:
-        rows = self._classes[number].rows
-        sizes = {"kept": 0.0, "transient": 0.0, "once": 0.0}
-        for tensor in self._facts.crossing[pair]:
-            size = self._costs.tensor_bytes(rows, *tensor)
-            if not self._facts.from_data[tensor[0]]:
-                sizes["once"] += 0.0 if micro_batch else size
-            else:
-                sizes["kept" if self._is_kept(number, tensor[0]) else "transient"] += size
-        carried = self._traffic.transfer(number, *pair, sum(sizes.values()))
-        op = self._transfer(number, pair, micro_batch, FORWARD, sum(sizes.values()), carried, sent, sizes.values())
-        found = [(op, place) if size else None for place, size in enumerate(sizes.values())]
+        message = self._message(number, pair)
+        sizes = message.kept, message.transient, 0.0 if micro_batch else message.once
+        if not sum(sizes) and micro_batch:
+            return
+        carried = self._traffic.transfer(number, *pair, sum(sizes))
+        op = self._transfer(number, pair, micro_batch, FORWARD, carried, sent, sizes)
+        found = [(op, place) if size else None for place, size in enumerate(sizes)]
         device = self._device(number, pair[1])
         self._arrivals.setdefault((device, FORWARD, micro_batch), []).append(_Arrival(op, *found))
 
@@ -240,7 +263,8 @@ class _Lowering:
             if fresh:  # one gradient at a time, before it is added to the sum
                 outputs.append(output(fresh, GRADIENTS))
             if at == 0:
-                outputs.append(output(self._gradients_sent(number, stage), ACTIVATIONS))
+                sent = sum(self._message(number, pair).gradients for pair in self._facts.crossing if pair[1] == stage)
+                outputs.append(output(sent, ACTIVATIONS))
             told = self._told(LoweredKind.BACKWARD, action, piece, at if len(pieces) > 1 else -1)
             self._pass(device, told, own.work.backward_seconds(piece), inputs, outputs, temporary[at])
             self._exchange(number, stage, piece[0], micro_batch, True)
@@ -271,22 +295,17 @@ class _Lowering:
                     kept.setdefault(place, []).append((made, len(outputs)))
                     outputs.append(output(size, ACTIVATIONS))
         told = self._told(LoweredKind.RECOMPUTE, action, (begin, end), -1)
-        segment = (begin, end)
-        self._pass(device, told, work.recompute_seconds(segment), [], outputs, work.recompute_temporary(segment))
-
-    def _gradients_sent(self, number: int, stage: int) -> float:
-        return sum(self._gradient_bytes(number, pair) for pair in self._facts.crossing if pair[1] == stage)
-
-    def _gradient_bytes(self, number: int, pair: Tuple[int, int]) -> float:
-        rows = self._classes[number].rows
-        tensors = [tensor for tensor in self._facts.crossing[pair] if self._facts.has_gradient[tensor[0]]]
-        return sum(self._costs.tensor_bytes(rows, *tensor) for tensor in tensors)
+        segment = device, begin, end
+        if segment not in self._again:
+            self._again[segment] = work.recompute_seconds((begin, end)), work.recompute_temporary((begin, end))
+        seconds, temporary = self._again[segment]
+        self._pass(device, told, seconds, [], outputs, temporary)
 
     def _send_backward(self, number: int, pair: Tuple[int, int], micro_batch: int, sent: Buffer) -> None:
-        size = self._gradient_bytes(number, pair)
+        size = self._message(number, pair).gradients
         if size:
             carried = self._traffic.transfer(number, pair[1], pair[0], size)
-            op = self._transfer(number, pair[::-1], micro_batch, BACKWARD, size, carried, sent, [size])
+            op = self._transfer(number, pair[::-1], micro_batch, BACKWARD, carried, sent, (size,))
             arrival = _Arrival(op, None, (op, 0), None)
             self._arrivals.setdefault((self._device(number, pair[0]), BACKWARD, micro_batch), []).append(arrival)
 
@@ -329,9 +348,9 @@ class _Lowering:
         gathered = bucket.collective == "all-gather"
         sent = bucket.bytes * (_HALF if self._options.half else 1.0) * (members if gathered else 1)
         if bucket.of_split:
-            carried = self._traffic.of_holders(bucket.collective, place, sent)
+            carried = self._traffic.of_holders(bucket.collective, number, sent)
         else:
-            carried = self._traffic.of_stage(bucket.collective, stage, sent)
+            carried = self._traffic.of_stage(bucket.collective, number, stage, sent)
         sizes = [self.builder.ops[op].outputs[out].bytes for op, out in buffers]
         if bucket.collective == "all-reduce":
             outputs = [output(size, GRADIENTS, (place_of,)) for place_of, size in enumerate(sizes)]
@@ -369,7 +388,7 @@ class _Lowering:
     def _gather(self, number: int, stage: int, at: int, micro_batch: int, what: str) -> None:
         """Gathers some weights, after the last pass of the device so far."""
         device, gather = self._device(number, stage), self._plans.cuts[stage].gathers[at]
-        carried = self._traffic.of_stage("all-gather", stage, gather.bytes)
+        carried = self._traffic.of_stage("all-gather", number, stage, gather.bytes)
         told = LoweredOp(
             f"{gather.variables} weight(s) for the {what}", LoweredKind.COLLECTIVE,
             f"weights of stage {stage} (ZeRO)" if self._num_stages > 1 else "weights (ZeRO)", "all-gather",
@@ -450,15 +469,14 @@ class _Lowering:
         pair: Tuple[int, int],
         micro_batch: int,
         kind: str,
-        size: float,
         carried: Carried,
         sent: Buffer,
-        received: Iterable[float],
+        received: Sequence[float],
     ) -> int:
         what = "activations" if kind == FORWARD else "gradients"
         told = LoweredOp(
             f"{what} of micro batch {micro_batch}, stage {pair[0]} to {pair[1]}", LoweredKind.TRANSFER,
-            f"stage {pair[0]} to {pair[1]}", "point to point", size, carried.devices,
+            f"stage {pair[0]} to {pair[1]}", "point to point", sum(received), carried.devices,
         )  # fmt: skip
         outputs = [output(part, COMMUNICATION) for part in received]
         device = self._device(number, pair[1])

@@ -23,6 +23,7 @@ from epl.planner.prediction.rank_classes import RankClass, find_classes
 from epl.planner.prediction.split_work import SplitWork, find_split_work
 from epl.planner.prediction.stage_plans import StagePlans, StepOptions, plan_stages_of_classes
 from epl.planner.prediction.traffic import Traffic
+from epl.planner.simulator.critical_path import critical_path
 from epl.planner.simulator.engine import SimulatedRun, simulate
 from epl.planner.simulator.model_costs import ModelCosts
 from epl.utils.errors import NotAvailableError
@@ -106,12 +107,14 @@ class CriticalOp(NamedTuple):
       name: what runs.
       kind: a constant of LoweredKind.
       devices: index of the entry of `Prediction.devices` that it belongs to.
+      reason: why it started when the one before it ended, a constant of StartReason.
       start, end: in seconds from the begin of the step.
     """
 
     name: str
     kind: str
     devices: int
+    reason: str
     start: float
     end: float
 
@@ -347,15 +350,11 @@ def _traffic(lowered: LoweredStep, run: SimulatedRun) -> List[PredictedTraffic]:
 
 
 def _critical_path(lowered: LoweredStep, run: SimulatedRun) -> List[CriticalOp]:
-    if not run.ends:
-        return []
-    at = max(range(len(run.ends)), key=lambda number: (run.ends[number], number))
     path = []
-    while at >= 0:
-        told = lowered.ops[at]
-        path.append(CriticalOp(told.name, told.kind, lowered.program.ops[at].device, run.starts[at], run.ends[at]))
-        at = run.causes[at]
-    return path[::-1]
+    for step in critical_path(lowered.program, run):
+        told, op = lowered.ops[step.op], lowered.program.ops[step.op]
+        path.append(CriticalOp(told.name, told.kind, op.device, step.reason, run.starts[step.op], run.ends[step.op]))
+    return path
 
 
 def _ranks_in_words(ranks: Sequence[int]) -> str:

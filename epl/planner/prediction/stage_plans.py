@@ -25,7 +25,7 @@ from epl.planner.prediction.stage_work import StageWork, even_cuts
 from epl.planner.simulator.model_costs import ModelCosts, OpCosts
 
 _SLICES = 8  # pieces by bytes, so that the backward pass frees and makes tensors in turn
-_MOST_PIECES = 20_000  # of all stages and micro batches; with more the memory is followed less closely
+_MOST_PIECES = 8_000  # of all stages and micro batches; with more the memory is followed less closely
 _NOT_TWICE = (
     op_types.VARIABLES | op_types.DATA_SOURCES | op_types.PLACEHOLDERS | op_types.CONTROL_FLOW | op_types.SHARED_STATE
     | op_types.PYTHON | op_types.GENERATORS

@@ -112,10 +112,8 @@ class StageWork(NamedTuple):
 
     def _alive(self, sizes: np.ndarray) -> np.ndarray:
         """By position, the sum of the sizes that are alive there: each from its own position up to its last use."""
-        change = np.zeros(len(self) + 1)
-        np.add.at(change, np.arange(len(self)), sizes)
-        np.add.at(change, self.last + 1, -sizes)
-        return np.cumsum(change)[:-1]
+        gone = np.bincount(self.last + 1, weights=sizes, minlength=len(self) + 1)
+        return np.cumsum(sizes - gone[:-1])
 
 
 def pieces_of(cuts: Collection[int], length: int) -> List[Piece]:

@@ -41,10 +41,9 @@ class Traffic:
         # The ranks with the same place in all groups hold the same shards.
         self._holders = [[first[rank] for rank in ranks] for ranks in zip(*layout.groups)]
         self._contention_of_holders = contention(costs, self._holders)
-        teams = [list(devices) for devices in layout.stages] + self._groups
-        pools = shared_pools([ports_of(costs, team) for team in teams])
-        self._pool_of_stage = pools[: len(layout.stages)]
-        self._pool_of_group = pools[len(layout.stages) :]
+        ports = [ports_of(costs, devices) for devices in layout.stages]
+        self._pool_of_stage = shared_pools(ports)
+        self._shares_links = [bool(ports_of(costs, group) & ports[0]) for group in self._groups]
 
     def transfer(self, number: int, source: int, target: int, nbytes: float) -> Carried:
         """A message of each rank of a class from a stage to another one."""
@@ -59,20 +58,26 @@ class Traffic:
         pool = ("link", number, self._costs.routes.leaving_port(message))
         return Carried(channel.latency + nbytes / channel.bandwidth, pool, 2 * len(one.ranks))
 
-    def of_stage(self, collective: str, stage: int, nbytes: float) -> Carried:
-        """A collective of all ranks of a stage."""
+    def of_stage(self, collective: str, number: int, stage: int, nbytes: float) -> Carried:
+        """A collective of all ranks of a stage, as a class takes part in it."""
         devices = self._layout.stages[stage]
         seconds = self._costs.cost(collective, devices, nbytes).seconds
-        return Carried(seconds, ("collectives", self._pool_of_stage[stage]), len(devices))
+        return Carried(seconds, self._pool(number, stage), len(devices))
 
-    def of_holders(self, collective: str, place: int, nbytes: float) -> Carried:
+    def of_holders(self, collective: str, number: int, nbytes: float) -> Carried:
         """A collective of the ranks with the same place in all groups, while those of the other places have theirs."""
+        place = self._classes[number].place
         devices = self._holders[place]
         seconds = self._costs.cost(collective, devices, nbytes).seconds * self._contention_of_holders[place]
-        return Carried(seconds, ("collectives", self._pool_of_stage[0]), len(devices))
+        return Carried(seconds, self._pool(number, 0), len(devices))
 
     def of_group(self, collective: str, number: int, nbytes: float) -> Carried:
         """A collective of the group of a split of each rank of a class, while the other groups have theirs."""
         at = self._layout.groups.index(self._group_of[self._classes[number].ranks[0]])
         seconds = self._costs.cost(collective, self._groups[at], nbytes).seconds * self._contention[at]
-        return Carried(seconds, ("collectives", self._pool_of_group[at]), len(self._groups[at]))
+        pool = self._pool(number, 0) if self._shares_links[at] else ("group", self._classes[number].group)
+        return Carried(seconds, pool, len(self._groups[at]))
+
+    def _pool(self, number: int, stage: int) -> Key:
+        """The links by which a class reaches the other ranks of a stage; a collective holds those of all classes."""
+        return "collectives", self._pool_of_stage[stage], self._classes[number].group

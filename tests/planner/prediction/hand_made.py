@@ -37,14 +37,17 @@ class HandCosts(ModelCosts):
       first: by layer, the number of its first op; its last op computes it.
     """
 
-    def __init__(self, layers: Sequence[Layer], speeds: Optional[Dict[str, float]] = None, slots=()) -> None:
+    def __init__(
+        self, layers: Sequence[Layer], speeds: Optional[Dict[str, float]] = None, slots=(), inputs: float = 0.0
+    ) -> None:
         self.layers = tuple(layers)
         self.rows = None
         self.slots = dict(slots)
         self.notes = ("made by hand",)
         self._speeds = speeds or {}
+        self._known: Dict[Tuple[int, Device], OpCosts] = {}
         ops = [ModelOp("x", "Placeholder", (), 0, False, True)]
-        self._layer_of: Dict[int, Layer] = {}
+        self._layer_of: Dict[int, Layer] = {0: Layer(0.0, 0.0, output=inputs)}
         self.first = []
         before = 0
         for number, layer in enumerate(self.layers):
@@ -60,6 +63,11 @@ class HandCosts(ModelCosts):
         self.ops = tuple(ops)
 
     def at(self, rows: int, device: Device) -> OpCosts:
+        if (rows, device) not in self._known:
+            self._known[rows, device] = self._find(rows, device)
+        return self._known[rows, device]
+
+    def _find(self, rows: int, device: Device) -> OpCosts:
         speed = self._speeds.get(device.name, 1.0)
         layers = [self._layer_of.get(op, Layer(0.0, 0.0)) for op in range(len(self.ops))]
         output = tuple(layer.output * rows for layer in layers)

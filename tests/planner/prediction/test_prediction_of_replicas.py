@@ -107,7 +107,7 @@ def test_the_critical_path_leads_from_the_begin_to_the_end():
     path = found.critical_path
     assert path[0].start == 0 and path[-1].end == found.seconds
     assert all(one.end == pytest.approx(after.start) for one, after in zip(path, path[1:]))
-    assert [one.kind for one in path][-3:] == ["collective", "collective", "update"]
+    assert [one.kind for one in path][-3:] == ["backward", "collective", "collective"]
 
 
 def test_the_bound_is_the_work_over_the_speeds():

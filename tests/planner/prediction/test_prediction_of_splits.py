@@ -1,0 +1,159 @@
+"""Splits: shares of the work, what ranks exchange forward and backward, ratios, groups, scopes with fewer devices."""
+
+import pytest
+
+from epl.planner.prediction.prediction import predict, predicted, prepare
+from epl.planner.prediction.split_work import parse_placement
+from epl.utils.errors import NotAvailableError, PlanError
+from tests.planner.prediction.hand_made import HandCosts, Layer, machine, replicate, split, strategy
+
+# x (op 0), then w, w/read, MatMul for each layer: ops 3 and 6.
+COLUMNS = "full, shard(1: 4+4) -> shard(1: 4+4)"
+ROWS_OF_KERNEL = "shard(1: 4+4), shard(0: 4+4) -> partial"
+
+
+def two_layers(**kinds):
+    return HandCosts([Layer(weight=800, output=16.0, kept=True), Layer(weight=800, output=8.0)], **kinds)
+
+
+def moved(found):
+    """(collective, direction) -> bytes, of the exchanges of a split."""
+    return {
+        (told.collective, "backward" if told.name.endswith("backward") else "forward"): told.bytes
+        for told in found.lowered.ops
+        if told.decision == "split"
+    }
+
+
+def test_columns_then_rows_exchange_once_in_each_direction():
+    costs = two_layers(inputs=2.0)
+    planned = strategy(costs, devices=2, blocks=[split(2)], choices={3: COLUMNS, 6: ROWS_OF_KERNEL})
+    found = predict(planned, costs, machine(bandwidth=8.0), 4)
+    # The rows of both ranks come together before the first product; the sum of the second is cut into rows again.
+    # x needs no gradient, so that nothing goes back to it; the gradient of the sum is gathered.
+    assert moved(found) == {
+        ("all-gather", "forward"): 4 * 2.0, ("reduce-scatter", "forward"): 32.0, ("all-gather", "backward"): 32.0,
+    }  # fmt: skip
+    compute = 2 * 4 * 3.0 / 2  # all rows, half of each product
+    exchanges = (8 / 2 + 2 * 32 / 2) / 8.0
+    assert found.devices[0].busy == pytest.approx(compute)
+    assert found.seconds == pytest.approx(compute + exchanges)
+    assert found.devices[0].memory.by_role["weights"] == 800
+    assert not [one for one in found.traffic if one.decision.startswith("gradients")]
+
+
+def test_a_replicated_input_is_entered_and_a_replicated_result_summed():
+    costs = two_layers()
+    costs.ops = (costs.ops[0]._replace(by_rows=False), *(op._replace(by_rows=False) for op in costs.ops[1:]))
+    planned = strategy(costs, devices=2, blocks=[split(2)], choices={3: COLUMNS, 6: ROWS_OF_KERNEL})
+    found = predict(planned, costs, machine(bandwidth=8.0), 4)
+    assert moved(found) == {("all-reduce", "forward"): 32.0}
+
+
+def test_a_layer_between_columns_has_one_all_reduce_in_each_direction():
+    costs = HandCosts([Layer(weight=8, output=8.0), Layer(weight=800, output=16.0), Layer(weight=800, output=8.0)])
+    costs.ops = tuple(op._replace(by_rows=False) for op in costs.ops)
+    planned = strategy(costs, devices=2, blocks=[split(2)], choices={6: COLUMNS, 9: ROWS_OF_KERNEL})
+    found = predict(planned, costs, machine(bandwidth=8.0), 4)
+    assert moved(found) == {("all-reduce", "forward"): 32.0, ("all-reduce", "backward"): 32.0}
+
+
+def test_groups_average_their_shards():
+    costs = two_layers()
+    planned = strategy(costs, devices=4, blocks=[split(2)], choices={3: COLUMNS, 6: ROWS_OF_KERNEL})
+    found = predict(planned, costs, machine([["a"] * 4], bandwidth=1e30), 8)
+    reductions = [one for one in found.traffic if one.decision.startswith("gradients")]
+    assert [(one.collective, one.bytes, one.devices) for one in reductions] == [("all-reduce", 800.0, 2)]
+    assert [one.ranks for one in found.devices] == [(0, 1, 2, 3)]
+
+
+def test_replicas_next_to_a_split_have_rows_of_their_own():
+    costs = two_layers()
+    block_of = [0] * 4 + [1] * 3
+    head = {6: "full, shard(1: 4+4) -> shard(1: 4+4)"}
+    planned = strategy(
+        costs, devices=2, blocks=[replicate(2), split(2)], block_of=block_of, choices=head
+    )  # fmt: skip
+    found = predict(planned, costs, machine(bandwidth=1e30), 4)
+    assert found.devices[0].busy == pytest.approx(2 * 3.0 + 4 * 3.0 / 2)
+    assert moved(found)["all-gather", "forward"] == 64.0  # 16 B of 4 rows
+    assert moved(found)["reduce-scatter", "backward"] == 64.0
+    assert [one.bytes for one in found.traffic if one.decision.startswith("gradients")] == [800.0]  # of the first layer
+    assert found.devices[0].memory.by_role["weights"] == 800 + 400
+
+
+def test_a_rank_without_a_part_waits():
+    costs = two_layers()
+    block_of = [0] * 4 + [1] * 3
+    planned = strategy(
+        costs, devices=2, blocks=[replicate(2), replicate(1)], block_of=block_of,
+        choices={6: "full, shard(1: 8+0) -> shard(1: 8+0)"},
+    )  # fmt: skip
+    found = predict(planned, costs, machine(bandwidth=1e30), 4)
+    first, second = found.devices
+    assert first.busy == pytest.approx(2 * 3.0 + 4 * 3.0) and second.busy == pytest.approx(2 * 3.0)
+    assert first.memory.by_role["weights"] == 1600 and second.memory.by_role["weights"] == 800
+
+
+def test_ratios_divide_the_work():
+    costs = two_layers(speeds={"a": 3.0, "b": 1.0})
+    text = {3: "full, shard(1: 6+2) -> shard(1: 6+2)", 6: "shard(1: 6+2), shard(0: 6+2) -> partial"}
+    planned = strategy(costs, devices=2, blocks=[split(2, (3, 1))], choices=text)
+    found = predict(planned, costs, machine([["a", "b"]], bandwidth=1e30), 4)
+    assert [one.busy for one in found.devices] == pytest.approx([2 * 4 * 3.0 / 4] * 2)
+
+
+def test_ops_without_a_choice_are_computed_in_full_on_every_rank():
+    costs = two_layers()
+    found = predict(strategy(costs, devices=2, blocks=[split(2)]), costs, machine(bandwidth=1e30), 4)
+    assert found.devices[0].busy == pytest.approx(2 * 4 * 3.0)
+
+
+def test_ops_by_rows_exchange_nothing_but_gradients():
+    costs = two_layers()
+    by_rows = {3: "shard(0), full -> shard(0)", 6: "shard(0), full -> shard(0)"}
+    found = predict(strategy(costs, devices=2, blocks=[split(2)], choices=by_rows), costs, machine(bandwidth=1e30), 4)
+    assert found.devices[0].busy == pytest.approx(2 * 2 * 3.0)
+    names = {(one.decision, one.collective) for one in found.traffic}
+    assert ("gradients of the model", "all-reduce") in names
+    assert not {(told.collective, told.name) for told in found.lowered.ops if "layer0" in told.name}
+
+
+@pytest.mark.parametrize("nodes", [[["a"] * 8], [["a"] * 4, ["a"] * 4]])
+def test_ranks_of_a_split_are_simulated_once(nodes):
+    costs = HandCosts([Layer(weight=8, output=8.0, kept=True), Layer(weight=800, output=16.0), Layer(weight=800)])
+    planned = strategy(
+        costs, devices=8 // len(nodes), workers=len(nodes), blocks=[split(2)], choices={6: COLUMNS, 9: ROWS_OF_KERNEL}
+    )  # fmt: skip
+    where = machine(nodes, bandwidth=8.0, latency=0.5, shared_by=0, network=(1.0, 4.0))
+    folded, alone = [predicted(prepare(planned, costs, where, 16, fold), costs, where) for fold in (True, False)]
+    assert len(folded.devices) == 1 and len(alone.devices) == 8
+    assert folded.seconds == pytest.approx(alone.seconds, rel=1e-9)
+    assert {one.memory.peak for one in alone.devices} == {folded.devices[0].memory.peak}
+
+
+def test_a_split_on_devices_of_its_own_is_refused():
+    costs = two_layers()
+    planned = strategy(costs, devices=3, blocks=[replicate(1), split(2)], block_of=[0] * 4 + [1] * 3)
+    with pytest.raises(NotAvailableError, match="split on devices of its own"):
+        predict(planned, costs, machine([["a"] * 3]), 4)
+
+
+@pytest.mark.parametrize(
+    "choices, error",
+    [
+        ({3: "full, sharp(1) -> full"}, "no placement"),
+        ({3: "full, shard(1: 1+1+1) -> full"}, "3 parts for 2 ranks"),
+        ({3: "full -> full"}, "2 input"),
+        ({3: "partial, full -> partial"}, "cannot be made of"),
+    ],
+)
+def test_choices_that_an_op_does_not_have_are_refused(choices, error):
+    costs = two_layers()
+    with pytest.raises(PlanError, match=error):
+        predict(strategy(costs, devices=2, blocks=[split(2)], choices=choices), costs, machine(), 4)
+
+
+def test_a_part_may_leave_its_sizes_out():
+    assert parse_placement("shard(1)", 2) == parse_placement("shard(1: 1048576+1048576)", 2)
+    assert parse_placement("shard(0)", 2).sizes is None and parse_placement("partial", 2).kind == "partial"
