@@ -123,23 +123,22 @@ def _differentiated(scratch: tf.Graph, op: Signature, name: str) -> Backward:
 
 def _measured(forward: tf.Operation, roots: Sequence[tf.Operation], before: int) -> Backward:
     """The backward pass of which the gradients are the `roots`; its ops are those after the op number `before`."""
-    runs: List[OpRun] = []
     kept: Set[tf.Tensor] = set()
     seen = set(roots)
     waiting = list(seen)
     while waiting:
-        op = waiting.pop()
-        if tf_compat.op_id(op) <= before:
-            continue
+        for tensor in waiting.pop().inputs:
+            if tensor.op not in seen and tf_compat.op_id(tensor.op) > before:
+                seen.add(tensor.op)
+                waiting.append(tensor.op)
+    ordered = sorted((op for op in seen if tf_compat.op_id(op) > before), key=tf_compat.op_id)
+    runs: List[OpRun] = []
+    for op in ordered:
         if kind_of(op.type) != Kind.FREE:
             inputs, outputs = (tuple(_type(tensor) for tensor in some) for some in (op.inputs, op.outputs))
             runs.append(OpRun(op.node_def, inputs, outputs))
         if op.type not in SHAPE_OPS:
             kept.update(op.inputs)
-        for tensor in op.inputs:
-            if tensor.op not in seen:
-                seen.add(tensor.op)
-                waiting.append(tensor.op)
     return Backward(
         tuple(runs),
         tuple(i for i, tensor in enumerate(forward.inputs) if tensor in kept),

@@ -30,7 +30,7 @@ class StrategyFeature(Feature):
     def before_gradients(self, graph: Graph, request: GradientsRequest) -> GradientsRequest:
         """Notes the forward pass, if a strategy is recorded."""
         if record.is_recording() and any(variable_name(x) is not None for x in request.xs):
-            record.note_forward_pass(graph, request.asked_for)
+            record.note_forward_pass(graph, request.asked_for, request.xs)
         return request
 
     def changes_runs(self, graph: Graph) -> bool:

@@ -7,12 +7,13 @@ strategy_of(graph)
 """
 
 import contextlib
-from typing import Any, Iterator, List, NamedTuple, NoReturn, Tuple
+from typing import Any, Iterator, List, NamedTuple, NoReturn, Sequence, Tuple
 
 import tensorflow.compat.v1 as tf
 
 from epl.env import Env
 from epl.ir.colocation import taskgraph_index
+from epl.ir.gradient_boundary import variable_name
 from epl.ir.graph import Graph
 from epl.ir.taskgraph import TaskGraph
 from epl.ir.view import GraphView
@@ -42,9 +43,15 @@ class ForwardPass(NamedTuple):
 
     Attributes:
       ops: in the order of the script, each in the block of its TaskGraph.
+      view: the graph as it was then.
+      nodes: the node of each op.
+      trained: names of the variables that the model was differentiated by.
     """
 
     ops: Tuple[ForwardOp, ...]
+    view: GraphView
+    nodes: Tuple[int, ...]
+    trained: Tuple[str, ...]
 
 
 _open: List[List[tf.Graph]] = []  # `recording` that are open, each with what it planned
@@ -76,13 +83,22 @@ def is_recording() -> bool:
     return bool(_open)
 
 
-def note_forward_pass(graph: Graph, ys: Any) -> None:
-    """Notes the forward pass of `ys`, before features change it; the first call of a graph counts."""
+def note_forward_pass(graph: Graph, ys: Any, xs: Sequence[Any]) -> None:
+    """Notes the forward pass of `ys`, before features change it; the first call of a graph counts.
+
+    Args:
+      graph: the graph.
+      ys: the objective: a tensor, or a list of them.
+      xs: what the script differentiates by.
+    """
     if graph.state_of(ForwardPass) is not None:
         return
-    found = forward.forward_ops(graph.tf_graph, GraphView(graph.tf_graph), ys)
+    view = GraphView(graph.tf_graph)
+    found = forward.forward_ops(graph.tf_graph, view, ys)
+    names = [variable_name(x) for x in xs]
     blocks = [marked_block(graph, op.name) for op in found.values()]
-    graph.keep(ForwardPass, ForwardPass(forward.in_blocks(list(found.values()), blocks)))
+    ops = forward.in_blocks(list(found.values()), blocks)
+    graph.keep(ForwardPass, ForwardPass(ops, view, tuple(found), tuple(name for name in names if name is not None)))
 
 
 def marked_block(graph: Graph, name: str) -> int:
