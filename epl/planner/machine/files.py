@@ -1,4 +1,4 @@
-"""Reads machines: from a YAML or JSON file, from JSON, or from the short form; writes them as JSON.
+"""Reads machines: from a YAML or JSON file, from JSON, or from the short form; writes them as YAML or JSON.
 
 8*v100-32+8*p100-16,eth-50      two nodes that differ, and the network between them
 4x8*v100-32,eth-100             four nodes of eight devices
@@ -6,6 +6,7 @@
 cpu                             one device
 """
 
+import importlib.util
 import json
 import os
 from typing import Any, Dict, List, Tuple
@@ -36,6 +37,42 @@ def read_machine(text: str) -> Machine:
 def to_json(machine: Machine) -> str:
     """A machine as text; `from_json` reads it, and so does `read_machine` from a file that ends in .json."""
     return json.dumps(to_plain(machine), indent=1)
+
+
+def to_yaml(machine: Machine) -> str:
+    """A machine as text that `read_machine` reads from a file that ends in .yaml.
+
+    Raises:
+      MachineError: PyYAML is not installed.
+    """
+    try:
+        from epl.planner.machine.yaml_text import write_yaml
+    except ImportError:
+        raise _yaml_needed(f"the file of machine {machine.name}") from None
+    return write_yaml(to_plain(machine))
+
+
+def check_name(path: str) -> None:
+    """Checks that a machine can be written to a file of this name.
+
+    Raises:
+      MachineError: the name has another ending than a machine file, or PyYAML is needed and not installed.
+    """
+    ending = os.path.splitext(path)[1].lower()
+    if ending not in _YAML + _JSON:
+        raise MachineError(f"{shown(path)} is no name for it: a machine file ends in .yaml, .yml or .json.")
+    if ending in _YAML and importlib.util.find_spec("yaml") is None:
+        raise _yaml_needed(path)
+
+
+def text_for(machine: Machine, path: str) -> str:
+    """A machine as the text of a file of this name.
+
+    Raises:
+      MachineError: as `check_name`.
+    """
+    check_name(path)
+    return to_json(machine) if os.path.splitext(path)[1].lower() in _JSON else to_yaml(machine)
 
 
 def from_json(text: str, file: str = "machine") -> Machine:
@@ -115,8 +152,12 @@ def _parse_yaml(text: str, file: str) -> Any:
     try:
         from epl.planner.machine.yaml_text import parse_yaml
     except ImportError:
-        raise MachineError(
-            f"{file} is YAML, which needs PyYAML; run pip install PyYAML, or write the machine as JSON in a file "
-            "that ends in .json."
-        ) from None
+        raise _yaml_needed(file) from None
     return parse_yaml(text)
+
+
+def _yaml_needed(what: str) -> MachineError:
+    return MachineError(
+        f"{what} is YAML, which needs PyYAML; run pip install PyYAML, or write the machine as JSON in a file that ends "
+        "in .json."
+    )

@@ -132,6 +132,30 @@ class MachineNode(NamedTuple):
     network: str
 
 
+class Measurement(NamedTuple):
+    """A time that a number of a machine was found from; it stays in the file, and nothing is computed with it.
+
+    Attributes:
+      of: name of the kind of device, or of the link.
+      what: the op, or the collective, in words.
+      devices: how many took part.
+      bytes: of the full tensor of a collective; that an op reads and writes.
+      seconds: the median of the runs.
+      spread: how far the middle half of them reaches, as a share of the median.
+      runs: how often it was measured.
+      fitted: seconds by the numbers of the machine.
+    """
+
+    of: str
+    what: str
+    devices: int
+    bytes: float
+    seconds: float
+    spread: float
+    runs: int
+    fitted: float
+
+
 class Machine(NamedTuple):
     """What a plan is made for. Devices are numbered through all nodes, in order.
 
@@ -140,12 +164,14 @@ class Machine(NamedTuple):
       devices: the kinds of devices, in the order in which nodes name them first.
       links: the kinds of links, likewise.
       nodes: the computers.
+      measurements: what its numbers were found from, as far as it was measured by `epl-plan --calibrate`.
     """
 
     name: str
     devices: Tuple[Device, ...]
     links: Tuple[Interconnect, ...]
     nodes: Tuple[MachineNode, ...]
+    measurements: Tuple[Measurement, ...] = ()
 
     @property
     def num_devices(self) -> int:
@@ -158,8 +184,8 @@ class Machine(NamedTuple):
         return tuple(kinds[name] for node in self.nodes for name in node.devices)
 
     def digest(self) -> str:
-        """A hash of all numbers: equal for machines that differ in their name and in sources alone."""
-        plain = to_plain(self)
+        """A hash of all numbers: equal for machines that differ in their name, in sources and measurements alone."""
+        plain = to_plain(self._replace(measurements=()))
         del plain["name"]
         for entry in list(plain["devices"].values()) + list(plain["links"].values()):
             entry.pop("source", None)
@@ -186,7 +212,7 @@ class Machine(NamedTuple):
 
 def to_plain(machine: Machine) -> Dict[str, Any]:
     """A machine as a machine file has it, in base units; equal nodes that follow each other have one entry."""
-    return {
+    plain = {
         "format": "epl-machine",
         "version": 1,
         "name": machine.name,
@@ -194,6 +220,9 @@ def to_plain(machine: Machine) -> Dict[str, Any]:
         "links": {link.name: _plain_link(link) for link in machine.links},
         "nodes": [_plain_node(node, len(list(equal))) for node, equal in itertools.groupby(machine.nodes)],
     }
+    if machine.measurements:
+        plain["measurements"] = [dict(one._asdict()) for one in machine.measurements]
+    return plain
 
 
 def _plain_device(device: Device) -> Dict[str, Any]:

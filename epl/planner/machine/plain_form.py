@@ -7,19 +7,24 @@ from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Set, Tuple, 
 
 from epl.planner.machine import entries, presets, quantities
 from epl.planner.machine.entries import EntryPlace
-from epl.planner.machine.machine import Device, Interconnect, LinkLevel, Machine, MachineNode, OpRate
+from epl.planner.machine.machine import Device, Interconnect, LinkLevel, Machine, MachineNode, Measurement, OpRate
 from epl.planner.machine.op_kinds import DTYPES, RATED
 from epl.planner.machine.quantities import shown
 from epl.utils.errors import MachineError
 
 MOST_DEVICES = 65536  # more is a mistake
-_KEYS = ("format", "version", "name", "devices", "links", "nodes", "network")
+_KEYS = ("format", "version", "name", "devices", "links", "nodes", "network", "measurements")
 _DEVICE_KEYS = ("preset", "flops", "bandwidth", "memory", "launch_overhead", "threads", "source")
 _LINK_KEYS = ("preset", "latency", "bandwidth", "shared_by", "source")
 _NODE_KEYS = ("devices", "links", "network", "count")
 _LEVEL_KEYS = ("link", "groups", "every")
 _DEVICE_EXAMPLE = "{preset: v100-32, memory: 30 GB}"
 _LINK_EXAMPLE = "{latency: 10 us, bandwidth: 12 GB/s, shared_by: 1}"
+_MEASUREMENT_VALUES = {
+    "of": "shm", "what": "all-reduce", "devices": "2", "bytes": "1 MB", "seconds": "3 ms", "spread": "5%", "runs": "9",
+    "fitted": "3.1 ms",
+}  # fmt: skip
+_MEASUREMENT_EXAMPLE = "{" + ", ".join(f"{key}: {value}" for key, value in _MEASUREMENT_VALUES.items()) + "}"
 _RATES_EXAMPLE = "{float32: 15.7 TFLOP/s}"
 
 
@@ -63,7 +68,31 @@ def from_plain(plain: Any, file: str, name: str) -> Machine:
         tuple(definitions.devices[device] for device in dict.fromkeys(used_devices)),
         tuple(definitions.links[link] for link in dict.fromkeys(used_links)),
         tuple(nodes),
+        _measurements(entry.get("measurements", []), place.at("measurements"), definitions),
     )
+
+
+def _measurements(plain: Any, place: EntryPlace, definitions: _Definitions) -> Tuple[Measurement, ...]:
+    found = []
+    for number, one in enumerate(entries.items(plain, place, f"[{_MEASUREMENT_EXAMPLE}]") if plain != [] else []):
+        at = place.at(number)
+        entry = entries.mapping(one, at, Measurement._fields, _MEASUREMENT_EXAMPLE)
+        given = {key: entries.required(entry, at, key, _MEASUREMENT_VALUES[key]) for key in Measurement._fields}
+        name = entries.text(given["of"], at.at("of"), "cpu")
+        entries.chosen(name, at.at("of"), [*definitions.devices, *definitions.links], "device or link")
+        found.append(
+            Measurement(
+                name,
+                entries.text(given["what"], at.at("what"), "all-reduce"),
+                entries.count(given["devices"], at.at("devices")),
+                entries.quantity(given["bytes"], at.at("bytes"), quantities.BYTES, True),
+                entries.quantity(given["seconds"], at.at("seconds"), quantities.SECONDS, True),
+                entries.quantity(given["spread"], at.at("spread"), quantities.FRACTION, True),
+                entries.count(given["runs"], at.at("runs")),
+                entries.quantity(given["fitted"], at.at("fitted"), quantities.SECONDS, True),
+            )
+        )
+    return tuple(found)
 
 
 def _check_format(entry: Dict[str, Any], place: EntryPlace) -> None:

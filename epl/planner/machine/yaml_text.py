@@ -18,6 +18,12 @@ class _StrictLoader(yaml.BaseLoader):
         return super().construct_mapping(node, deep)
 
 
+def write_yaml(plain: Any) -> str:
+    """Mappings, lists, texts and numbers as YAML that `parse_yaml` reads; the innermost ones in one line each."""
+    text: str = yaml.safe_dump(plain, sort_keys=False, default_flow_style=None, allow_unicode=True, width=1000)
+    return text
+
+
 def parse_yaml(text: str) -> Any:
     """The mappings, lists and texts of a YAML text.
 

@@ -9,8 +9,10 @@ import sys
 import pytest
 from hypothesis import given, settings
 
-from epl.planner.machine.files import from_json, read_machine, to_json
-from epl.planner.machine.machine import Speed
+from epl.planner.machine.files import check_name, from_json, read_machine, to_json, to_yaml
+from epl.planner.machine.machine import Measurement, Speed
+from epl.planner.machine.plain_form import from_plain
+from epl.planner.machine.yaml_text import parse_yaml
 from epl.utils.errors import MachineError
 from tests.planner.machine import machines
 from tests.planner.machine.machine_texts import YAML
@@ -272,6 +274,46 @@ def test_a_machine_is_read_without_tensorflow_and_without_yaml():
 @settings(max_examples=40)
 def test_json_gives_the_same_machine(machine):
     assert from_json(to_json(machine)) == machine
+
+
+@given(machines.machines())
+@settings(max_examples=20)
+def test_written_yaml_gives_the_same_machine(machine):
+    assert from_plain(parse_yaml(to_yaml(machine)), "machine", "m") == machine
+
+
+MEASURED = """
+measurements:
+- {of: shm, what: all-reduce, devices: 2, bytes: 1 MB, seconds: 3 ms, spread: 5%, runs: 9, fitted: 3.1 ms}
+"""
+
+
+def test_measurements_stay_in_the_file_and_change_no_number(read):
+    machine = read("nodes: [2*cpu]" + MEASURED)
+    assert machine.measurements == (Measurement("shm", "all-reduce", 2, 1e6, 3e-3, 0.05, 9, 3.1e-3),)
+    assert from_json(to_json(machine)) == machine
+    assert machine.digest() == read("nodes: [2*cpu]").digest()
+
+
+@pytest.mark.parametrize(
+    "old, new, words",
+    [
+        ("of: shm", "of: shn", "measurements[0].of names the unknown device or link 'shn'; did you mean shm?"),
+        ("runs: 9", "runs: 0", "measurements[0].runs is '0'; expected a whole number from 1"),
+        ("3 ms", "-3 ms", "measurements[0].seconds is '-3 ms'; expected a number of at least 0"),
+        (", fitted: 3.1 ms", "", "measurements[0] lacks the key fitted; add it, such as fitted: 3.1 ms."),
+        ("what:", "wat:", "has the unknown key 'wat'; did you mean what?"),
+    ],
+)
+def test_a_wrong_measurement_is_refused(read, old, new, words):
+    assert words in refusal(read, "nodes: [2*cpu]" + MEASURED.replace(old, new, 1))
+
+
+@pytest.mark.parametrize("name", ["m.txt", "m", "yaml"])
+def test_no_machine_is_written_to_a_file_of_another_name(name):
+    with pytest.raises(MachineError) as error:
+        check_name(name)
+    assert "a machine file ends in .yaml, .yml or .json." in str(error.value)
 
 
 def test_yaml_and_json_give_the_same_machine(read):
