@@ -44,6 +44,8 @@ LAYERS = (
     ("epl.parallel",),
     ("epl.runtime",),
     ("epl.profiler",),
+    ("epl.planner.profile",),
+    ("epl.planner.calibration",),
     ("epl.planner.costs",),
     ("epl.planner",),
     ("epl.api", "epl"),

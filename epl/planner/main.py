@@ -15,7 +15,7 @@ import re
 import runpy
 import sys
 import traceback
-from typing import TYPE_CHECKING, Dict, List, Optional, Sequence
+from typing import TYPE_CHECKING, Dict, List, Optional, Sequence, Tuple
 
 from epl.config.keys import KEY_BY_NAME, env_name
 from epl.ops.imagined_job import ImaginedJob
@@ -48,6 +48,10 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     if options.machines:
         print(presets.describe_presets())
         return PLANNED
+    if options.calibrate:
+        from epl.planner.calibration import command
+
+        return command.run(parser, options, _devices(parser, options.devices) if options.devices else None)
     if options.diff:
         return _compare(parser, *options.diff)
     if options.script is None:
@@ -67,7 +71,7 @@ def _parser() -> argparse.ArgumentParser:
         "epl-plan",
         usage=(
             "epl-plan [options] script.py [script arguments]\n       epl-plan --diff A.json B.json\n"
-            "       epl-plan --machines"
+            "       epl-plan --machines\n       epl-plan --calibrate FILE [--devices [Wx]D]"
         ),
         description="Says how a script would train, without training: it runs until it would, in this process alone.",
         epilog="Exit code: 0 a plan; 1 EPL refuses the script as it is; 2 wrong usage; 3 the script failed.",
@@ -84,6 +88,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--save", metavar="FILE", help="write the strategy to this file, for auto.plan_file")
     parser.add_argument("--diff", metavar=("A.json", "B.json"), nargs=2, help="say in what two strategies differ")
     parser.add_argument("--machines", action="store_true", help="list the machines and links that EPL knows by name")
+    parser.add_argument(
+        "--calibrate", metavar="FILE", help="measure this machine, in about a minute, and write a machine file"
+    )
     parser.add_argument("script", nargs="?", help=argparse.SUPPRESS)
     parser.add_argument("arguments", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
     return parser
@@ -106,13 +113,16 @@ def _settings(parser: argparse.ArgumentParser, options: argparse.Namespace) -> D
             parser.error(f"--plan {options.plan}: there is no such file.")
         settings["auto.plan_file"] = os.path.abspath(options.plan)
     if options.devices:
-        match = _DEVICES.fullmatch(options.devices)
-        if match is None or int(match.group(2)) < 1 or match.group(1) == "0":
-            parser.error(
-                f"--devices {options.devices}: expected workers x devices of each, such as 4x8, or devices: 8."
-            )
-        settings.update(zip(_OF_DEVICES, (match.group(2), "cpu")))
+        settings.update(zip(_OF_DEVICES, (str(_devices(parser, options.devices)[1]), "cpu")))
     return settings
+
+
+def _devices(parser: argparse.ArgumentParser, text: str) -> Tuple[int, int]:
+    """Workers, and devices of each."""
+    match = _DEVICES.fullmatch(text)
+    if match is None or int(match.group(2)) < 1 or match.group(1) == "0":
+        parser.error(f"--devices {text}: expected workers x devices of each, such as 4x8, or devices: 8.")
+    return int(match.group(1) or 1), int(match.group(2))
 
 
 def _prepare(settings: Dict[str, str], workers: int) -> None:

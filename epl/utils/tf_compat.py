@@ -12,6 +12,9 @@ import tensorflow as tf_api
 import tensorflow.compat.v1 as tf
 from tensorflow.core.framework.tensor_shape_pb2 import TensorShapeProto as TensorShapeProto  # for annotations
 from tensorflow.python import pywrap_tensorflow as c_api  # bulk import of clones
+from tensorflow.python.client import (
+    device_lib,  # names of GPUs
+)
 from tensorflow.python.client import session as session_module
 from tensorflow.python.eager import context as eager_context  # the settings of tf.config
 from tensorflow.python.framework import (
@@ -385,6 +388,15 @@ def is_in_while(context: Any) -> bool:
             return True
         context = context.outer_context
     return False
+
+
+def gpus(config: tf.ConfigProto) -> List[Tuple[str, int]]:
+    """The GPUs that sessions see: (model, bytes that can be allocated). It creates a CUDA context on each."""
+    return [
+        (device.physical_device_desc.partition("name: ")[2].partition(",")[0] or "GPU", int(device.memory_limit))
+        for device in device_lib.list_local_devices(config)
+        if device.device_type == "GPU"
+    ]
 
 
 def session_config(session: Any) -> tf.ConfigProto:

@@ -1,0 +1,1 @@
+"""Measures this machine, and writes it as a machine file: `epl-plan --calibrate`."""
