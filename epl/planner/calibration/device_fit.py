@@ -20,6 +20,7 @@ from epl.planner.machine.machine import Device, Measurement, OpRate, Speed
 from epl.planner.machine.op_kinds import CONTRACTIONS, DTYPES, RATED, Kind
 from epl.planner.profile.op_timing import OpTime, summary
 
+CALIBRATED_BY = "epl-plan --calibrate"  # how sources of measured numbers begin
 # Layers of a kind that take at most so many times as long as the bandwidth allows have no rate of their own.
 _EXPLAINED = 1.1
 _LEAST_SHARE = 0.05  # of its time that an op works at least, whatever the overhead is
@@ -73,7 +74,7 @@ def fit_device(
         overhead.seconds,
         1,
         (
-            ("flops", f"measured {date}, {words}; each op in measurements"),
+            ("flops", f"{CALIBRATED_BY}: measured {date}, {words}; each op in measurements"),
             ("bandwidth", _words(date, bandwidth, "elementwise layers")),
             ("memory", memory_source),
             ("launch_overhead", _words(date, overhead, "ops")),
@@ -154,4 +155,4 @@ def _measurement(device: Device, timed: TimedOp) -> Measurement:
 
 
 def _words(date: str, fit: OpTime, what: str) -> str:
-    return f"measured {date}, median of {fit.runs} {what}, spread {100 * fit.spread:.0f}%"
+    return f"{CALIBRATED_BY}: measured {date}, median of {fit.runs} {what}, spread {100 * fit.spread:.0f}%"

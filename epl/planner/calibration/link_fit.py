@@ -10,6 +10,7 @@ import math
 import statistics
 from typing import List, NamedTuple, Sequence, Tuple
 
+from epl.planner.calibration.device_fit import CALIBRATED_BY
 from epl.planner.machine.collective_costs import CollectiveCosts
 from epl.planner.machine.machine import (
     Device,
@@ -66,7 +67,7 @@ def fit_link(name: str, timed: Sequence[TimedCollective], date: str) -> Tuple[In
     counts = [one.time.runs for one in timed]
     count = str(min(counts)) if min(counts) == max(counts) else f"{min(counts)} to {max(counts)}"
     words = (
-        f"measured {date}, least squares over {len(timed)} collectives, each the median of {count}, "
+        f"{CALIBRATED_BY}: measured {date}, least squares over {len(timed)} collectives, each the median of {count}, "
         f"spread {100 * spread:.0f}%; the median is {100 * off:.0f}% off"
     )
     sources = (("latency", words), ("bandwidth", words), ("shared_by", "what explains the times better: 1 or all"))

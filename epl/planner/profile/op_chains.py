@@ -155,8 +155,8 @@ class ChainBuilder:
         names = [one.name for one in graph_def.node]
         try:
             tf_compat.import_nodes(self.graph, graph_def.SerializeToString(), names, inputs, controls)
-        except ValueError as error:
-            raise NotMeasurableError(str(error)) from None
+        except (ValueError, tf.errors.OpError) as error:
+            raise NotMeasurableError(str(error).strip().splitlines()[0]) from None
         made = self.graph.get_operation_by_name(name)
         for tensor, known in zip(made.outputs, op.outputs):
             _check_shape(tensor, known)

@@ -45,7 +45,9 @@ def test_a_device_is_found_again(samples):
     known = tuple(rate.kind for rate in DEVICE.rates)
     assert all(one.fitted == pytest.approx(one.seconds, rel=0.05) for one in measurements if one.what.startswith(known))
     assert len(measurements) == len(samples) + len(tiny_ops())
-    assert dict(device.sources)["launch_overhead"] == "measured 2026-01-02, median of 9 ops, spread 0%"
+    assert dict(device.sources)["launch_overhead"] == (
+        "epl-plan --calibrate: measured 2026-01-02, median of 9 ops, spread 0%"
+    )
 
 
 def test_kinds_that_the_bandwidth_explains_have_no_rate(samples):

@@ -34,7 +34,9 @@ def test_a_link_is_found_again(latency, bandwidth, shared_by):
     assert link.shared_by == shared_by
     assert len(measurements) == 50
     assert all(one.fitted == pytest.approx(one.seconds, rel=0.1) for one in measurements)
-    assert dict(link.sources)["latency"].startswith("measured 2026-01-02, least squares over 50 collectives, each the ")
+    assert dict(link.sources)["latency"].startswith(
+        "epl-plan --calibrate: measured 2026-01-02, least squares over 50 collectives, each the "
+    )
 
 
 def test_noise_of_a_tenth_moves_numbers_by_less():
