@@ -11,6 +11,7 @@ from epl.config.config import Config
 from epl.env import Env
 from epl.ir.graph import Graph, GraphKeys
 from epl.parallel.plan.row_shares import asked_for, ranks_without_rows, rows_for_all, share_out
+from epl.parallel.plan.strategy import Strategy
 from epl.profiler import explanation_report
 from epl.runtime import hooks
 from epl.strategies import Replicate
@@ -58,7 +59,15 @@ def init(config: Optional[Config] = None) -> None:
         _begin_new_graph()
     layout = "all" if config.cluster.colocate_split_and_replicate else None
     env.init(config, Cluster(layout=layout, config=config), StrategyContext())
+    env.find_strategy = _find_strategy
     hooks.install(explanation_report.print_at_first_run)
+
+
+def _find_strategy(graph: Graph, ys: Any, xs: Sequence[Any]) -> Strategy:
+    """The planner, which is loaded when a configuration asks for it."""
+    from epl.planner.search.decision import find_strategy
+
+    return find_strategy(graph, ys, xs)
 
 
 def _begin_new_graph() -> None:
@@ -176,8 +185,8 @@ def local_rows(global_rows: int) -> int:
     Raises:
       AnnotationError: before `epl.init`.
       TypeError: `global_rows` is not an integer.
-      PlanError: a replica would have no row, or the proportions do not belong to as many replicas on each worker.
-      NotAvailableError: `auto.balance` is "speed".
+      PlanError: a replica would have no row, or the proportions do not belong to as many replicas on each worker; or
+        `auto.balance` is "speed", and the model is not differentiated yet.
     """
     env = Env.get()
     if not env.is_ready or env.cluster is None:
@@ -186,6 +195,12 @@ def local_rows(global_rows: int) -> int:
     if isinstance(given, bool) or not isinstance(given, numbers.Integral):
         raise TypeError(f"epl.local_rows expected an integer, the rows of all replicas, got {given!r}.")
     workers = env.cluster.worker_num
+    if env.config.auto.balance == "speed":
+        raise PlanError(
+            'auto.balance is "speed", and EPL shares out the rows when the model is first differentiated by its '
+            "variables. Call epl.local_rows after that, as for batches that are fed, or set proportions such as "
+            '"5:3:1".'
+        )
     shares = asked_for(env.config) or (1,) * workers
     if len(shares) % workers:
         raise PlanError(

@@ -21,9 +21,14 @@ _FROM_PLANNER = "planner"
 _SECTION_NAMES = tuple(name for name, _ in SECTIONS)
 
 
+# Values by which a user leaves a key to EPL, as leaving it out does for others.
+_OPEN = {"auto.balance": "speed"}
+
+
 class _Entry(NamedTuple):
     value: Any
     source: str
+    before: Tuple[Any, str] = (None, _FROM_DEFAULT)  # value and source before EPL decided it
 
 
 class ConfigWarning(UserWarning):
@@ -128,15 +133,21 @@ class Config:
         return self._entry(name).source not in (_FROM_DEFAULT, _FROM_PLANNER)
 
     def decide(self, name: str, value: Any) -> None:
-        """Sets a key that the user has left alone, also in a frozen configuration: EPL has decided it."""
-        if not self.is_set(name):
-            self._entries[name] = _Entry(_convert(KEY_BY_NAME[name], value), _FROM_PLANNER)
+        """Sets a key that the user has left to EPL, also in a frozen configuration: EPL has decided it."""
+        entry = self._entry(name)
+        if self.is_open(name):
+            before = entry.before if entry.source == _FROM_PLANNER else (entry.value, entry.source)
+            self._entries[name] = _Entry(_convert(KEY_BY_NAME[name], value), _FROM_PLANNER, before)
+
+    def is_open(self, name: str) -> bool:
+        """Returns whether the user has left a key to EPL: not set, or set to a word that says so ("speed")."""
+        return not self.is_set(name) or self.get(name) == _OPEN.get(name, object())
 
     def forget_decisions(self) -> None:
-        """Gives all keys that EPL has decided their defaults again, for another model."""
+        """Gives all keys that EPL has decided the values that they had before, for another model."""
         for name, entry in self._entries.items():
             if entry.source == _FROM_PLANNER:
-                self._entries[name] = _Entry(KEY_BY_NAME[name].default, _FROM_DEFAULT)
+                self._entries[name] = _Entry(*entry.before)
 
     def training_features(self) -> List[str]:
         """Returns the keys that set a feature of training and differ from their default."""

@@ -10,8 +10,10 @@ from epl.config.types import (
     BoolType,
     ChoiceType,
     DeviceListType,
+    FractionType,
     IntType,
     LossScaleType,
+    MachineType,
     PathType,
     SecondsType,
     ValueType,
@@ -69,12 +71,51 @@ KEYS: Tuple[Key, ...] = (
         "values that it decided.",
     ),
     Key(
+        "auto.planner",
+        ChoiceType("stages", "search"),
+        "stages",
+        "",
+        'What EPL decides of what the script leaves open: "stages" those of auto.auto_parallel alone; "search" all: it '
+        "simulates plans on auto.machine, and takes the fastest that fits.",
+    ),
+    Key(
+        "auto.machine",
+        MachineType(),
+        "",
+        "",
+        "Machine that plans are simulated on: a machine file, or presets such as 4x8*v100-32,eth-50. Empty: presets "
+        "for the devices of the job.",
+    ),
+    Key(
+        "auto.rows",
+        IntType(minimum=0),
+        0,
+        "rows",
+        "Rows of the global batch that plans are simulated with; 0: those of the script, or 32 for each replica if it "
+        "leaves them open.",
+    ),
+    Key(
+        "auto.profile",
+        ChoiceType("", "cached", "measure"),
+        "",
+        "",
+        'Times of single ops for simulated plans: "measure" measures each different op once, and keeps its time in a '
+        'file; "cached" uses what the file has; "" computes them from the rates of the machine.',
+    ),
+    Key(
+        "auto.memory_fraction",
+        FractionType(),
+        0.9,
+        "",
+        "Part of the memory of a device that a plan of the search may use.",
+    ),
+    Key(
         "auto.balance",
         BalanceType("even", "speed"),
         "even",
         "",
         'Rows of each replica: "even", or proportions, one number for each replica of the job in the order of the '
-        'ranks, such as "5:3:1". "speed" is not available yet.',
+        'ranks, such as "5:3:1". "speed": proportions by the speed and memory of the devices of auto.machine.',
     ),
     Key("io.drop_last_files", BoolType(), False, "", "Drop the last files when they cannot be divided evenly."),
     Key(

@@ -120,18 +120,18 @@ class IntType(ValueType):
         return words if self._unset is None else f"{words}, or None or {self._unset} for unset"
 
 
-class SecondsType(ValueType):
-    """A duration: a finite number above zero; an integer is accepted and stored as float."""
+class _AboveZeroType(ValueType):
+    """A finite number above zero; an integer is accepted and stored as float."""
 
     name = "float"
 
     def convert(self, value: Any) -> float:
         if _is_bool(value) or not isinstance(value, numbers.Real):
             raise self._refuse()
-        seconds = float(value)
-        if not math.isfinite(seconds) or seconds <= 0:
+        number = float(value)
+        if not math.isfinite(number) or number <= 0:
             raise self._refuse()
-        return seconds
+        return number
 
     def parse(self, text: str) -> float:
         try:
@@ -140,8 +140,25 @@ class SecondsType(ValueType):
             raise self._refuse() from None
         return self.convert(number)
 
+
+class SecondsType(_AboveZeroType):
+    """A duration."""
+
     def expected(self) -> str:
         return "a number of seconds above 0"
+
+
+class FractionType(_AboveZeroType):
+    """A part of something: a number above 0, and up to 1."""
+
+    def convert(self, value: Any) -> float:
+        fraction = super().convert(value)
+        if fraction > 1:
+            raise self._refuse()
+        return fraction
+
+    def expected(self) -> str:
+        return "a number above 0, and up to 1"
 
 
 class ChoiceType(ValueType):
@@ -183,6 +200,13 @@ class PathType(ValueType):
 
     def show(self, value: Any) -> str:
         return f'"{value}"'
+
+
+class MachineType(PathType):
+    """A machine: the path of its file, or its short form, such as "8*v100-32"; the empty string for none."""
+
+    def expected(self) -> str:
+        return 'the path of a machine file, devices such as "8*v100-32", or "" for none'
 
 
 class DeviceListType(ValueType):

@@ -15,11 +15,14 @@ import re
 import runpy
 import sys
 import traceback
-from typing import TYPE_CHECKING, Dict, List, Optional, Sequence, Tuple
+from typing import TYPE_CHECKING, Callable, Dict, List, Optional, Sequence, Tuple
 
 from epl.config.keys import KEY_BY_NAME, env_name
 from epl.ops.imagined_job import ImaginedJob
 from epl.planner.machine import presets
+from epl.planner.machine.files import read_machine
+from epl.planner.machine.job_devices import job_of_machine
+from epl.utils.errors import MachineError
 
 if TYPE_CHECKING:
     from epl.parallel.plan.strategy import Strategy
@@ -58,8 +61,10 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
         parser.error("which script? epl-plan [options] script.py [script arguments]")
     if not os.path.isfile(options.script):
         parser.error(f"there is no file {options.script}: the script comes after the options of epl-plan.")
-    if options.save and not os.path.isdir(os.path.dirname(os.path.abspath(options.save))):
-        parser.error(f"--save {options.save}: there is no folder {os.path.dirname(os.path.abspath(options.save))}.")
+    for name in ("save", "json", "html", "trace"):
+        path = getattr(options, name)
+        if path and not os.path.isdir(os.path.dirname(os.path.abspath(path))):
+            parser.error(f"--{name} {path}: there is no folder {os.path.dirname(os.path.abspath(path))}.")
     settings = _settings(parser, options)
     workers = int(options.devices.partition("x")[0]) if "x" in (options.devices or "") else 1
     _prepare(settings, workers)
@@ -85,6 +90,14 @@ def _parser() -> argparse.ArgumentParser:
         "--set", metavar="KEY=VALUE", action="append", default=[], help="a key of epl.Config; repeatable"
     )
     parser.add_argument("--plan", metavar="FILE", help="the strategy to be used: auto.plan_file")
+    parser.add_argument(
+        "--machine", metavar="MACHINE", help="where it would train: a file, or presets such as 4x8*v100-32,eth-50"
+    )
+    parser.add_argument("--rows", metavar="N", type=int, help="rows of the global batch")
+    parser.add_argument("--search", action="store_true", help="search for the fastest plan: auto.planner=search")
+    parser.add_argument("--json", metavar="FILE", help="write what is told to this file")
+    parser.add_argument("--html", metavar="FILE", help="write a page with pictures to this file")
+    parser.add_argument("--trace", metavar="FILE", help="write a simulated step as a Chrome trace to this file")
     parser.add_argument("--save", metavar="FILE", help="write the strategy to this file, for auto.plan_file")
     parser.add_argument("--diff", metavar=("A.json", "B.json"), nargs=2, help="say in what two strategies differ")
     parser.add_argument("--machines", action="store_true", help="list the machines and links that EPL knows by name")
@@ -112,6 +125,16 @@ def _settings(parser: argparse.ArgumentParser, options: argparse.Namespace) -> D
         if not os.path.isfile(options.plan):
             parser.error(f"--plan {options.plan}: there is no such file.")
         settings["auto.plan_file"] = os.path.abspath(options.plan)
+    if options.rows is not None:
+        if options.rows < 1:
+            parser.error(f"--rows {options.rows}: expected the rows of the global batch, from 1.")
+        settings["auto.rows"] = str(options.rows)
+    if options.search:
+        settings["auto.planner"] = "search"
+    if options.machine:
+        is_file = os.path.isfile(options.machine)
+        settings["auto.machine"] = os.path.abspath(options.machine) if is_file else options.machine
+        options.devices = options.devices or _devices_of(parser, options.machine)
     if options.devices:
         settings.update(zip(_OF_DEVICES, (str(_devices(parser, options.devices)[1]), "cpu")))
     return settings
@@ -123,6 +146,14 @@ def _devices(parser: argparse.ArgumentParser, text: str) -> Tuple[int, int]:
     if match is None or int(match.group(2)) < 1 or match.group(1) == "0":
         parser.error(f"--devices {text}: expected workers x devices of each, such as 4x8, or devices: 8.")
     return int(match.group(1) or 1), int(match.group(2))
+
+
+def _devices_of(parser: argparse.ArgumentParser, machine: str) -> str:
+    """What --devices would say of all devices of a machine."""
+    try:
+        return "{}x{}".format(*job_of_machine(read_machine(machine)))
+    except MachineError as error:
+        parser.error(f"--machine: {error}")
 
 
 def _prepare(settings: Dict[str, str], workers: int) -> None:
@@ -140,6 +171,8 @@ def _plan(parser: argparse.ArgumentParser, options: argparse.Namespace, settings
     from epl.ir.graph import Graph
     from epl.parallel.plan import strategy as strategies
     from epl.parallel.strategy import record
+    from epl.planner.prediction import trace
+    from epl.planner.report import page, simulated_plan
     from epl.profiler import explanation_report
 
     ended: BaseException = SystemExit(0)
@@ -163,10 +196,23 @@ def _plan(parser: argparse.ArgumentParser, options: argparse.Namespace, settings
         parser.error(f"--devices {options.devices}: the script is a job of {strategy.workers} worker(s) by itself.")
     print(explanation_report.describe_rewritten(graph))
     print("\nStrategy:\n" + "\n".join("  " + line for line in strategies.describe(strategy)))
-    if options.save:
-        _write(options.save, strategies.to_json(strategy))
-        print(f"\n{options.save}: the strategy, for auto.plan_file")
-    return PLANNED
+    plan = simulated_plan.simulate_plan(graph, strategy)
+    print("\nSimulation:\n" + "\n".join("  " + line for line in plan.describe()))
+    files: List[Tuple[Optional[str], str, Callable[[], str]]] = [
+        (options.save, "the strategy, for auto.plan_file", lambda: strategies.to_json(strategy)),
+        (options.json, "the plan, its simulation and the candidates", plan.to_json),
+        (options.html, "a page with pictures", lambda: page.page(plan, os.path.basename(options.script))),
+    ]
+    for path, what, text_of in files:
+        if path:
+            _write(path, text_of())
+            print(f"\n{path}: {what}")
+    if options.trace and plan.prediction is not None:
+        trace.write_prediction(plan.prediction, options.trace)
+        print(f"\n{options.trace}: the simulated step, for chrome://tracing or https://ui.perfetto.dev")
+    if not plan.fits:
+        sys.stderr.write(f"epl-plan: no plan: {plan.lacking()}\n")
+    return PLANNED if plan.fits else NO_PLAN
 
 
 def _run_script(path: str, arguments: Sequence[str]) -> None:

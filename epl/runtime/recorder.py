@@ -22,7 +22,7 @@ from epl.ir.taskgraph import Phase
 from epl.parallel import features
 from epl.parallel.feature import Apply, ApplyRequest, GradientsRequest
 from epl.parallel.plan.stages import stage_devices
-from epl.parallel.plan.strategy import Strategy
+from epl.parallel.plan.strategy import Strategy, strategy_key
 from epl.runtime.dependencies import behind_one_op
 from epl.runtime.loss_reduction import say_who_divides
 from epl.strategies import Replicate
@@ -233,7 +233,7 @@ def _annotated_graph() -> Optional[Graph]:
     if graph.taskgraphs:
         graph.refuse_earlier_model()
         return graph
-    if env.config.auto.auto_parallel or env.config.auto.plan_file:
+    if env.config.auto.auto_parallel or strategy_key(env.config):
         return None  # annotated when it is first differentiated by variables
     asked_for = env.config.training_features()
     if asked_for:
@@ -264,11 +264,12 @@ def _refuse_unused_strategy() -> None:
     """A strategy is used where tf.gradients differentiates by variables: without that call it would be ignored."""
     env = Env.get()
     graph = Graph.of(tf.get_default_graph())
-    if env.is_ready and env.config.auto.plan_file and (graph is None or graph.state_of(Strategy) is None):
+    key = strategy_key(env.config)
+    if env.is_ready and key and (graph is None or graph.state_of(Strategy) is None):
         raise PlanError(
-            "auto.plan_file is {!r}, and apply_gradients got gradients of a model whose strategy was not used: no call "
+            "{} is {!r}, and apply_gradients got gradients of a model whose strategy was not used: no call "
             "of tf.gradients has differentiated it by its variables. Use tf.gradients, or minimize with a tensor, in "
-            "place of tf.GradientTape or a function; or leave auto.plan_file out.".format(env.config.auto.plan_file)
+            "place of tf.GradientTape or a function; or leave {} out.".format(key, env.config.get(key), key)
         )
 
 

@@ -45,6 +45,11 @@ EPL_DEFAULTS = {
 }
 NEW_DEFAULTS = {
     "auto.plan_file": "",
+    "auto.planner": "stages",
+    "auto.machine": "",
+    "auto.rows": 0,
+    "auto.profile": "",
+    "auto.memory_fraction": 0.9,
     "auto.balance": "even",
     "amp.dtype": "float16",
     "cluster.device_type": "auto",

@@ -1,5 +1,6 @@
 """`epl-plan`: a script runs until it would train; its plan is printed, its strategy saved, used again and compared."""
 
+import json
 import os
 import subprocess
 import sys
@@ -111,7 +112,11 @@ def test_scripts_without_a_plan(plan, source, code, message):
         (["--set", "zero.level=v9"], "--set zero.level=v9: expected one of"),
         (["--plan", "none.json"], "there is no such file"),
         (["--save", "none/a.json"], "there is no folder"),
-        (["--search"], "unrecognized arguments|no file|--search"),
+        (["--html", "none/a.html"], "there is no folder"),
+        (["--rows", "0"], "--rows 0: expected the rows of the global batch"),
+        (["--machine", "4*v100-17"], "--machine: "),
+        (["--machine", "4*v100-32+2*p100-16,eth-10"], "Say how many: --devices WORKERSxDEVICES"),
+        (["--no-such-option"], "unrecognized arguments|no file|--no-such-option"),
     ],
 )
 def test_wrong_usage(plan, options, message):
@@ -273,3 +278,53 @@ def test_the_workers_of_the_script_are_not_waited_for(plan, hosts, devices, code
     source = f"import json, os\nos.environ['TF_CONFIG'] = json.dumps({cluster})\n" + SCRIPT
     got, _, error = plan(["--devices", devices], source)
     assert got == code and message in error
+
+
+def test_simulates_a_step_on_a_machine(plan, tmp_path):
+    files = ["--json", "p.json", "--html", "p.html", "--trace", "p.trace"]
+    code, out, error = plan(["--machine", "2x2*v100-32,eth-25", "--rows", "64", *files])
+    assert code == 0, error
+    assert "4 replicas = 2 workers x 2 devices" in out and "all-reduce" in out
+    assert "node 0: 2 x v100-32" in out or "nodes 0 to 1, each: 2 x v100-32" in out
+    told = json.loads((tmp_path / "p.json").read_text())
+    assert told["format"] == "epl-plan" and told["version"] == 1 and told["rows"] == 64 and "candidates" not in told
+    assert sum(one["rows"] * len(one["ranks"]) for one in told["simulation"]["devices"]) == 64
+    assert f"step {told['simulation']['seconds'] * 1e6:.4g} us" in out
+    assert strategies.from_json(json.dumps(told["strategy"])).workers == 2
+    page = (tmp_path / "p.html").read_text()
+    assert page.count("<svg") >= 3 and "http" not in page.replace("https://ui.perfetto.dev", "")
+    events = json.loads((tmp_path / "p.trace").read_text())["traceEvents"]
+    last = max(event["ts"] + event["dur"] for event in events if event["ph"] == "X")
+    assert last == pytest.approx(1e6 * told["simulation"]["seconds"], rel=1e-3)
+
+
+def test_searches_for_the_fastest_plan_and_saves_it(plan, tmp_path):
+    code, out, error = plan(
+        ["--machine", "4*v100-32", "--rows", "64", "--search", "--json", "p.json", "--save", "a.json"]
+    )
+    assert code == 0, error
+    told = json.loads((tmp_path / "p.json").read_text())
+    (chosen,) = [one for one in told["candidates"] if one["chosen"]]
+    assert chosen["seconds"] <= 1.01 * min(one["seconds"] for one in told["candidates"] if one["seconds"])
+    assert f"* {chosen['name']}: " in out
+    code, out, error = plan(["--devices", "4", "--plan", "a.json", "--save", "b.json"])
+    assert code == 0, error
+    assert strategies.differences(*_read(tmp_path, "a.json", "b.json")) == []
+
+
+def _read(folder, *names):
+    return [strategies.from_json((folder / name).read_text()) for name in names]
+
+
+def test_a_plan_that_does_not_fit_is_none(plan, tmp_path):
+    machine = {"devices": {"tiny": {"preset": "v100-16", "memory": "100 B"}}, "nodes": ["2*tiny"]}
+    (tmp_path / "m.json").write_text(json.dumps(machine))
+    code, out, error = plan(["--machine", "m.json"])
+    assert code == 1 and "epl-plan: no plan: ranks 0 to 1 (tiny)" in error and "lacks" in error and "Simulation:" in out
+    code, _, error = plan(["--machine", "m.json", "--search"])
+    assert code == 1 and "candidates fits the memory of the devices" in error
+
+
+def test_what_cannot_be_simulated_is_planned_all_the_same(plan):
+    code, out, error = plan(["--devices", "2", "--set", "offload.level=v0"])
+    assert code == 0 and "not simulated: " in out, error

@@ -14,7 +14,7 @@ from epl.config.config import Config
 from epl.env import Env
 from epl.parallel.plan import loaded
 from epl.parallel.plan.plan import Plan, ranks_of
-from epl.utils.errors import NotAvailableError, PlanError
+from epl.utils.errors import PlanError
 
 
 def share_out(rows: int, shares: Sequence[int]) -> Tuple[int, ...]:
@@ -46,17 +46,9 @@ def reduced(shares: Sequence[int]) -> Tuple[int, ...]:
 
 
 def asked_for(config: Config) -> Tuple[int, ...]:
-    """The proportions of `auto.balance`, as the user wrote them; () for "even".
-
-    Raises:
-      NotAvailableError: "speed".
-    """
-    if config.auto.balance == "speed":
-        raise NotAvailableError(
-            'auto.balance "speed"',
-            'Set proportions, one number for each replica of the job, such as "5:3:1"; or "even".',
-        )
-    return () if config.auto.balance == "even" else tuple(int(number) for number in config.auto.balance.split(":"))
+    """The proportions of `auto.balance`; () for "even", and for "speed" in a model that is not differentiated."""
+    balance = config.auto.balance
+    return () if balance in ("even", "speed") else tuple(int(number) for number in balance.split(":"))
 
 
 def plan_row_shares(config: Config, owners: Sequence[int], workers: int) -> Tuple[int, ...]:
@@ -72,7 +64,6 @@ def plan_row_shares(config: Config, owners: Sequence[int], workers: int) -> Tupl
     Raises:
       PlanError: as many proportions as there are replicas were expected, or the replicas are not where
         `epl.local_rows` counted them.
-      NotAvailableError: a balance that does not exist yet.
     """
     shares = asked_for(config)
     if not shares:

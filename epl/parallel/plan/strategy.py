@@ -12,6 +12,7 @@ import json
 from collections import Counter
 from typing import Any, Callable, Dict, List, NamedTuple, Sequence, Tuple
 
+from epl.config.config import Config
 from epl.config.keys import KEY_BY_NAME
 from epl.parallel.plan import values
 from epl.utils.errors import PlanError
@@ -128,6 +129,15 @@ class Strategy(NamedTuple):
     choices: Tuple[PlannedChoice, ...]
     settings: Tuple[Setting, ...]
     ops: Tuple[ForwardOp, ...]
+
+
+def strategy_key(config: Config) -> str:
+    """The key that asks for a strategy when a model is differentiated; "" if none does."""
+    if config.auto.plan_file:
+        return "auto.plan_file"
+    if config.auto.planner == "search":
+        return "auto.planner"
+    return "auto.balance" if config.auto.balance == "speed" else ""
 
 
 def fingerprint(ops: Sequence[ForwardOp]) -> str:

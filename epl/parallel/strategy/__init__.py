@@ -1,1 +1,1 @@
-"""The strategy of a model: used from a file (`auto.plan_file`), and recorded for one."""
+"""The strategy of a model: used from a file or the planner, and recorded for a file."""

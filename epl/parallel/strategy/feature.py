@@ -8,24 +8,33 @@ from epl.env import Env
 from epl.ir.gradient_boundary import variable_name
 from epl.ir.graph import Graph
 from epl.parallel.feature import Feature, GradientsRequest, Run, RunRequest
-from epl.parallel.plan.strategy import Strategy
+from epl.parallel.plan.strategy import Strategy, strategy_key
 from epl.parallel.strategy import record
-from epl.parallel.strategy.replay import use_strategy
+from epl.parallel.strategy.replay import use_file, use_found
 
 
 class StrategyFeature(Feature):
-    """Uses the strategy of `auto.plan_file` when the model is first differentiated by its variables, or records one."""
+    """Uses a strategy when the model is first differentiated by its variables, or records one.
+
+    It is that of `auto.plan_file`, or that which the planner finds, for `auto.planner` and `auto.balance`.
+    """
 
     def annotate(self, ys: Any, xs: Sequence[Any]) -> None:
         """Annotates and configures the model of the default graph."""
-        path = Env.get().config.auto.plan_file
-        if not path or all(variable_name(x) is None for x in xs):
+        env = Env.get()
+        path = env.config.auto.plan_file
+        if not strategy_key(env.config) or all(variable_name(x) is None for x in xs):
             return
         graph = Graph.of(tf.get_default_graph(), may_create=True)
         assert graph is not None
-        if graph.rewritten is None and graph.state_of(Strategy) is None:
-            graph.refuse_earlier_model()
-            use_strategy(graph, ys, path)
+        if graph.rewritten is not None or graph.state_of(Strategy) is not None:
+            return
+        graph.refuse_earlier_model()
+        if path:
+            use_file(graph, ys, path)
+        else:
+            assert env.find_strategy is not None
+            use_found(graph, ys, xs, env.find_strategy)
 
     def before_gradients(self, graph: Graph, request: GradientsRequest) -> GradientsRequest:
         """Notes the forward pass, if a strategy is recorded."""

@@ -87,18 +87,26 @@ def note_forward_pass(graph: Graph, ys: Any, xs: Sequence[Any]) -> None:
     """Notes the forward pass of `ys`, before features change it; the first call of a graph counts.
 
     Args:
+      graph, ys, xs: as for `forward_pass`.
+    """
+    if graph.state_of(ForwardPass) is None:
+        graph.keep(ForwardPass, forward_pass(graph, ys, xs))
+
+
+def forward_pass(graph: Graph, ys: Any, xs: Sequence[Any]) -> ForwardPass:
+    """The forward pass of a model.
+
+    Args:
       graph: the graph.
       ys: the objective: a tensor, or a list of them.
       xs: what the script differentiates by.
     """
-    if graph.state_of(ForwardPass) is not None:
-        return
     view = GraphView(graph.tf_graph)
     found = forward.forward_ops(graph.tf_graph, view, ys)
     names = [variable_name(x) for x in xs]
     blocks = [marked_block(graph, op.name) for op in found.values()]
     ops = forward.in_blocks(list(found.values()), blocks)
-    graph.keep(ForwardPass, ForwardPass(ops, view, tuple(found), tuple(name for name in names if name is not None)))
+    return ForwardPass(ops, view, tuple(found), tuple(name for name in names if name is not None))
 
 
 def marked_block(graph: Graph, name: str) -> int:
@@ -117,10 +125,16 @@ def strategy_of(graph: Graph) -> Strategy:
       PlanError: the model was not differentiated by variables.
     """
     found = graph.state_of(ForwardPass)
+    if found is None:
+        raise PlanError("The model has no gradients by variables, so that there is no strategy to train it.")
+    return strategy_of_pass(graph, found)
+
+
+def strategy_of_pass(graph: Graph, found: ForwardPass) -> Strategy:
+    """The strategy of a model, as far as it is decided, given its forward pass."""
     env = Env.get()
     cluster = env.cluster
-    if found is None or cluster is None:
-        raise PlanError("The model has no gradients by variables, so that there is no strategy to train it.")
+    assert cluster is not None
     used = graph.state_of(Strategy)
     partition = graph.state_of(PartitionSection)
     origin = strategies.SCOPES if partition is None else partition.policy

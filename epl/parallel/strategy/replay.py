@@ -1,6 +1,6 @@
-"""Trains a model by a strategy from a file: `auto.plan_file`.
+"""Trains a model by a strategy: from a file (`auto.plan_file`), or found by the planner.
 
-    worker 0 reads the file ----> all workers have its text
+    worker 0 reads or finds it -> all workers have its text
     forward pass of the model     must be the one that the strategy was made for
     configuration                 keys that the user left alone get the decided values
     TaskGraphs                    the scopes of the script must be the blocks; without scopes the blocks make them
@@ -10,7 +10,7 @@ What the user has set or written is never changed: if the strategy says otherwis
 
 import json
 import logging
-from typing import Any, Dict, Sequence, Set, Tuple
+from typing import Any, Callable, Dict, NamedTuple, Sequence, Set, Tuple
 
 from epl.cluster.cluster import Cluster
 from epl.config.config import Config
@@ -29,12 +29,15 @@ from epl.parallel.strategy.record import block_of, marked_block
 from epl.strategies.parallel_strategy import ParallelStrategy
 from epl.strategies.replicate import Replicate
 from epl.strategies.split import Split
-from epl.utils.errors import PlanError
+from epl.utils.errors import EplError, PlanError
 
 logger = logging.getLogger("epl")
 
+# Given a model that is about to be differentiated, its objective, and what it is differentiated by.
+FindStrategy = Callable[[Graph, Any, Sequence[Any]], Strategy]
 
-def use_strategy(graph: Graph, ys: Any, path: str) -> None:
+
+def use_file(graph: Graph, ys: Any, path: str) -> None:
     """Annotates and configures a model as the strategy in a file says.
 
     Args:
@@ -45,11 +48,35 @@ def use_strategy(graph: Graph, ys: Any, path: str) -> None:
     Raises:
       PlanError: the file cannot be used, the strategy is that of another model, or the script says otherwise.
     """
+    source = f"auto.plan_file {path!r}"
+    told = _of_worker_0(lambda: _read(path))
+    if told.error:
+        raise PlanError(f"{source} cannot be used: {told.error}. `epl-plan --save FILE script.py` makes one.")
+    _use(graph, ys, strategies.from_json(told.text), source)
+
+
+def use_found(graph: Graph, ys: Any, xs: Sequence[Any], find: FindStrategy) -> None:
+    """Annotates and configures a model as the planner says.
+
+    Args:
+      graph: the model, about to be differentiated.
+      ys: its objective.
+      xs: what it is differentiated by.
+      find: the planner; worker 0 calls it.
+
+    Raises:
+      PlanError: no plan is found, or the script says otherwise.
+    """
+    told = _of_worker_0(lambda: _found(graph, ys, xs, find))
+    if told.error:
+        raise PlanError(told.error)
+    _use(graph, ys, strategies.from_json(told.text), "the planner")
+
+
+def _use(graph: Graph, ys: Any, strategy: Strategy, source: str) -> None:
     env = Env.get()
     cluster = env.cluster
     assert cluster is not None
-    source = f"auto.plan_file {path!r}"
-    strategy = _shared(env, cluster, path, source)
     view = GraphView(graph.tf_graph)
     found = forward.forward_ops(graph.tf_graph, view, ys)
     strategies.refuse_other_model(strategy, list(found.values()), source)
@@ -61,31 +88,43 @@ def use_strategy(graph: Graph, ys: Any, path: str) -> None:
         graph.keep(SplitChoices, _split_choices(list(found.values()), strategy))
 
 
-def _shared(env: Env, cluster: Cluster, path: str, source: str) -> Strategy:
-    """The strategy that worker 0 reads; what is wrong with it is an error of all workers."""
-    text = _read(path) if cluster.worker_index == 0 else ""
+class _Told(NamedTuple):
+    """What worker 0 tells the others: a strategy as JSON, or why there is none."""
+
+    text: str
+    error: str
+
+
+def _of_worker_0(tell: Callable[[], _Told]) -> _Told:
+    """What worker 0 tells: what is wrong is an error of all workers."""
+    env = Env.get()
+    cluster = env.cluster
+    assert cluster is not None
+    told = tell() if cluster.worker_index == 0 else _Told("", "")
     if cluster.worker_num > 1:
         agreement.meet()
-        text = agreement.from_worker_0(f"strategy of {env.new_shards_name()}", text)
-    told = json.loads(text)
-    if told["error"]:
-        raise PlanError(
-            "{} cannot be used: {}. `epl-plan --save FILE script.py` makes one.".format(source, told["error"])
-        )
-    return strategies.from_json(told["text"])
+        text = agreement.from_worker_0(f"strategy of {env.new_shards_name()}", json.dumps(told))
+        told = _Told(*json.loads(text))
+    return told
 
 
-def _read(path: str) -> str:
-    """The text of the file, or why it is no strategy, as JSON."""
+def _read(path: str) -> _Told:
     try:
         with open(path, encoding="utf-8") as file:
             text = file.read()
         strategies.from_json(text)
     except OSError as error:
-        return json.dumps({"error": error.strerror or str(error), "text": ""})
+        return _Told("", error.strerror or str(error))
     except ValueError as error:  # damaged, or no text at all
-        return json.dumps({"error": str(error).rstrip("."), "text": ""})
-    return json.dumps({"error": "", "text": text})
+        return _Told("", str(error).rstrip("."))
+    return _Told(text, "")
+
+
+def _found(graph: Graph, ys: Any, xs: Sequence[Any], find: FindStrategy) -> _Told:
+    try:
+        return _Told(strategies.to_json(find(graph, ys, xs)), "")
+    except EplError as error:
+        return _Told("", str(error))
 
 
 def _split_choices(ops: Sequence[ForwardOp], strategy: Strategy) -> SplitChoices:
@@ -108,7 +147,7 @@ def _decide_settings(strategy: Strategy, config: Config, source: str) -> None:
     for setting in strategy.settings:
         value = json.loads(setting.value)
         provenance = config.provenance(setting.key)
-        if config.is_set(setting.key) and config.get(setting.key) != value:
+        if not config.is_open(setting.key) and config.get(setting.key) != value:
             raise PlanError(
                 "{} is {!r} (from {}), and the strategy of {} has {!r}. Leave the key out, so that the strategy "
                 "decides, or make a strategy of the script as it is.".format(
@@ -131,7 +170,8 @@ def _annotate(
 ) -> None:
     """Makes the TaskGraphs of the blocks; those of the script must be equal to them."""
     alone = [block_of(taskgraph, [])[:2] for taskgraph in graph.taskgraphs] == [("replicate", 1)]
-    is_free = not graph.taskgraphs or (config.auto.auto_parallel and alone)
+    leaves_blocks = config.auto.auto_parallel or config.auto.planner == "search"
+    is_free = not graph.taskgraphs or (leaves_blocks and alone)
     if not is_free:
         _refuse_other_scopes(graph, found, strategy, source)
         return

@@ -192,9 +192,11 @@ def _taskgraphs(strategy: Strategy) -> List[TaskGraph]:
                 f"the prediction of {block_in_words(block)} in a scope of epl.replicate({block.outer})",
                 "A strategy does not say to which stage it belongs. Use epl.split next to epl.replicate.",
             )
-        scope: ParallelStrategy = Replicate(block.devices)
+        scope: ParallelStrategy
         if block.kind == "split":
             scope = Split(block.devices or None, ratios=block.ratios or None)
+        else:
+            scope = Replicate(block.devices)
         found.append(TaskGraph(number, scope, None))
     return found
 

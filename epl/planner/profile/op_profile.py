@@ -136,7 +136,7 @@ def open_profile(mode: str, cluster: Cluster, device: Device) -> Optional[OpProf
 
 def device_name(cluster: Cluster, place: MeasuredDevice) -> str:
     """What tells one device from another in the file: model, threads, TensorFlow."""
-    return f"{device_model(cluster)}, {place.threads} thread(s), TensorFlow {tf.__version__}"
+    return f"{device_model(cluster)}, {place.threads} thread(s), TensorFlow {tf.version.VERSION}"
 
 
 def describe(op: Signature) -> str:

@@ -43,7 +43,7 @@ def candidates(base: Strategy, rows: int, stages_of: StagesOf) -> List[PlanCandi
     """
     found: Dict[Strategy, str] = {base: "the script as it is"}
     for name, blocks in _all_blocks(base, stages_of):
-        for settings in _all_settings(len(blocks.blocks)):
+        for settings in _all_settings(len(blocks.blocks), _replicas(blocks)):
             candidate = _with_settings(blocks, settings)
             if candidate is not None and _has_rows(candidate, rows):
                 found.setdefault(candidate, _named(name, settings))
@@ -84,10 +84,11 @@ def _in_stages(base: Strategy, blocks: Sequence[int], count: int) -> Strategy:
     )
 
 
-def _all_settings(stages: int) -> Iterator[Mapping[str, object]]:
+def _all_settings(stages: int, replicas: int) -> Iterator[Mapping[str, object]]:
     """The decided keys that differ from their defaults."""
     saving: List[Mapping[str, object]] = [{}, {"gradient_checkpoint.type": "auto"}]
-    for level in ("v0", "v1", "v2") if stages == 1 else ("v0", "v1"):
+    levels = ("v0", "v1", "v2") if stages == 1 else ("v0", "v1")
+    for level in levels if replicas > 1 else ():
         saving += [{"zero.level": level}, {"zero.level": level, "gradient_checkpoint.type": "auto"}]
     for settings in saving:
         for count in _MICRO_BATCHES:
@@ -110,8 +111,12 @@ def _with_settings(strategy: Strategy, settings: Mapping[str, object]) -> Option
 def _has_rows(strategy: Strategy, rows: int) -> bool:
     """Whether all micro batches of all replicas can have equally many rows."""
     values = {one.key: json.loads(one.value) for one in strategy.settings}
-    replicas = max(1, strategy.workers * strategy.devices // max(1, sum(block.devices for block in strategy.blocks)))
-    return bool(rows % (values["pipeline.num_micro_batch"] * replicas) == 0)
+    return bool(rows % (values["pipeline.num_micro_batch"] * _replicas(strategy)) == 0)
+
+
+def _replicas(strategy: Strategy) -> int:
+    """The replicas of a model whose stages have devices of their own."""
+    return max(1, strategy.workers * strategy.devices // max(1, sum(block.devices for block in strategy.blocks)))
 
 
 def _named(blocks: str, settings: Mapping[str, object]) -> str:

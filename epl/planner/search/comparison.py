@@ -10,6 +10,7 @@ from epl.planner.machine import quantities
 from epl.planner.search.candidates import PlanCandidate
 from epl.utils.errors import EplError, PlanError
 
+_SHOWN = 12
 WORTH = 0.01  # a plan is taken in place of a simpler one if it is faster by more than this part
 
 
@@ -68,16 +69,32 @@ def best(compared: Sequence[Compared]) -> Compared:
     return next(one for one, seconds in fitting if seconds <= limit)
 
 
+def in_order(compared: Sequence[Compared]) -> List[Compared]:
+    """Those that fit by time, then those that do not, then refusals."""
+    return sorted(
+        compared, key=lambda one: (one.outcome is None, not one.fits, one.outcome.seconds if one.outcome else 0.0)
+    )
+
+
 def describe(compared: Sequence[Compared], chosen: Optional[Compared]) -> List[str]:
-    """The candidates in lines for a person: those that fit by time, then those that do not, then refusals."""
+    """The first candidates in lines for a person, the chosen one with a star."""
     lines = []
-    for one in sorted(compared, key=lambda one: (not one.fits, one.outcome.seconds if one.outcome else 0.0)):
+    ordered = in_order(compared)
+    for one in ordered[:_SHOWN]:
         mark = "*" if one is chosen else " "
         if one.outcome is None:
             lines.append(f"{mark} {one.candidate.name}: {one.refusal}")
         else:
             seconds = quantities.show(one.outcome.seconds, quantities.SECONDS)
             lines.append(f"{mark} {one.candidate.name}: {seconds}{_lacking(one.outcome)}")
+    if len(ordered) > _SHOWN:
+        rest = ordered[_SHOWN:]
+        fitting = sum(one.fits for one in rest)
+        refused = sum(one.outcome is None for one in rest)
+        lines.append(
+            f"  and {len(rest)} more: {fitting} that are slower, {len(rest) - fitting - refused} that do not fit, "
+            f"{refused} that cannot be simulated"
+        )
     return lines
 
 

@@ -13,7 +13,7 @@ from epl.config.config import Config
 from epl.env import Env
 from epl.parallel.plan.row_shares import plan_row_shares, reduced, rows_for_all, share_out
 from epl.parallel.replication.divide_batches import rows_of_parts
-from epl.utils.errors import AnnotationError, NotAvailableError, PlanError
+from epl.utils.errors import AnnotationError, PlanError
 
 SHARES = st.lists(st.integers(1, 50), min_size=1, max_size=9)
 ROWS = st.integers(0, 5000)
@@ -94,9 +94,8 @@ def test_other_numbers_of_proportions_are_refused():
         planned("5:3")
 
 
-def test_speed_is_refused():
-    with pytest.raises(NotAvailableError, match='not available yet: auto.balance "speed"'):
-        planned("speed")
+def test_speed_counts_as_even_until_it_is_decided():
+    assert planned("speed") == ()
 
 
 def test_rows_of_a_worker_before_epl_init():
@@ -157,3 +156,9 @@ def test_replicas_that_are_not_where_they_were_counted(init):
     assert planned("2:1", (0, 1), 2) == (2, 1)
     with pytest.raises(PlanError, match="counted replicas on workers 0, 1, by rank, and the model has them on .* 0, 0"):
         planned("2:1", (0, 0), 2)
+
+
+def test_rows_of_a_worker_before_speed_is_decided(init):
+    init(2, auto__balance="speed")
+    with pytest.raises(PlanError, match='auto.balance is "speed", and EPL shares out the rows when'):
+        epl.local_rows(8)

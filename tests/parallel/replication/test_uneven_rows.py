@@ -5,12 +5,15 @@ import pytest
 import tensorflow.compat.v1 as tf
 
 import epl
+from epl.env import Env
 from epl.ir.graph import Graph
 from epl.parallel import transformation
 from epl.parallel.plan import plan as plans
 from epl.parallel.plan.explain import summary
 from epl.parallel.plan.loaded import use_plan
-from epl.utils.errors import NotAvailableError, PlanError
+from epl.parallel.strategy import record
+from epl.planner.search.speed_balance import with_balance
+from epl.utils.errors import PlanError
 from tests.parallel.in_process import Linear
 
 ROWS = np.arange(180, dtype=np.float32).reshape(60, 3)
@@ -298,10 +301,15 @@ def test_other_numbers_of_proportions(init):
     assert "proportions for 3 replica(s), and the job has 2" in refused()
 
 
-def test_speed(init):
+def test_rows_by_speed_are_those_of_the_planner(init):
+    def find(graph, ys, xs):
+        return with_balance(record.strategy_of_pass(graph, record.forward_pass(graph, ys, xs)), "3:1")
+
     init(2, auto__balance="speed")
+    Env.get().find_strategy = find
     Linear().minimize()
-    assert "not available yet" in refused(NotAvailableError)
+    assert transformation.transform().plan.row_shares == (3, 1)
+    assert Env.get().config.provenance("auto.balance") == "planner"
 
 
 def test_a_model_without_annotation_is_replicated(init):

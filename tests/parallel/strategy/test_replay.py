@@ -208,6 +208,28 @@ def test_files_that_are_no_strategy(init, tmp_path, text, message):
         _recorded(_model)
 
 
+def test_a_search_decides_what_the_script_leaves_open(init):
+    init(2, annotate=False, **AUTO)
+    strategy, plan = _recorded(_model)
+    for build in (_model, lambda: _one_scope()):
+        init(2, annotate=False, auto__planner="search")
+        Env.get().find_strategy = lambda graph, ys, xs: strategy
+        again, same = _recorded(build)
+        assert len(same.stages) == 2 and same.schedule == plan.schedule
+        assert Env.get().config.provenance("pipeline.num_micro_batch") == "planner"
+        assert [op.block for op in again.ops] == [op.block for op in strategy.ops]
+
+
+def test_a_search_that_finds_nothing_is_an_error(init):
+    def find(graph, ys, xs):
+        raise PlanError("nothing fits")
+
+    init(2, annotate=False, auto__planner="search")
+    Env.get().find_strategy = find
+    with pytest.raises(PlanError, match="^nothing fits$"):
+        _recorded(_model)
+
+
 def test_another_job_is_told(init, tmp_path, caplog):
     init(2)
     path = _saved(tmp_path, _recorded(_model)[0])

@@ -1,0 +1,118 @@
+"""The plan of a script with what the simulator says of it, for `epl-plan`: as text, as JSON and as a trace."""
+
+import json
+from typing import Any, Dict, List, NamedTuple, Optional
+
+from epl.ir.graph import Graph
+from epl.parallel.plan import strategy as strategies
+from epl.parallel.plan.strategy import Strategy
+from epl.parallel.strategy.record import ForwardPass
+from epl.planner.machine import quantities
+from epl.planner.machine.machine import to_plain
+from epl.planner.prediction import describe, plain
+from epl.planner.prediction.prediction import Prediction, predict
+from epl.planner.search import comparison
+from epl.planner.search.decision import SearchResult
+from epl.planner.search.planned_model import PlannedModel, planned_model
+from epl.utils.errors import EplError
+
+FORMAT = "epl-plan"
+VERSION = 1
+
+
+class SimulatedPlan(NamedTuple):
+    """A plan, and a step of it as the simulator sees it.
+
+    Attributes:
+      strategy: the plan.
+      model: what it is simulated with; None if that is not known.
+      prediction: the step; None if it cannot be simulated.
+      refusal: why not; else "".
+      search: what it has been compared with; None without a search.
+    """
+
+    strategy: Strategy
+    model: Optional[PlannedModel]
+    prediction: Optional[Prediction]
+    refusal: str
+    search: Optional[SearchResult]
+
+    @property
+    def fits(self) -> bool:
+        """Whether no device is known to lack memory."""
+        return self.prediction is None or self.prediction.fits
+
+    def lacking(self) -> str:
+        """What the devices lack."""
+        devices = [] if self.prediction is None else self.prediction.devices
+        return ", ".join(
+            f"{one.name} ({one.kind}) lacks {quantities.show(one.memory.lacks, quantities.BYTES)} of memory"
+            for one in devices
+            if one.memory.lacks
+        )
+
+    def model_assumptions(self) -> List[str]:
+        """What is assumed of the machine, the rows, and the times of ops."""
+        if self.model is None:
+            return []
+        profile = self.model.profile
+        return [*self.model.assumptions, *([] if profile is None else profile.notes())]
+
+    def describe(self) -> List[str]:
+        """The simulation in lines for a person."""
+        if self.model is None or self.prediction is None:
+            return [f"not simulated: {self.refusal}"]
+        lines = describe.describe(self.prediction)
+        lines += ["", *self.model.machine.describe().split("\n")]
+        lines += [f"assumed: {words}" for words in self.model_assumptions()]
+        if self.search is not None:
+            lines += ["", "candidates, * the one that was taken:"]
+            lines += comparison.describe(self.search.compared, self.search.chosen)
+        return lines
+
+    def to_json(self) -> str:
+        """All that is told, as JSON; times in seconds, sizes in bytes."""
+        found: Dict[str, Any] = {
+            "format": FORMAT,
+            "version": VERSION,
+            "strategy": json.loads(strategies.to_json(self.strategy)),
+            "refusal": self.refusal,
+        }
+        if self.model is not None:
+            found.update(
+                machine=to_plain(self.model.machine), rows=self.model.rows, assumptions=self.model_assumptions()
+            )
+        if self.prediction is not None:
+            found["simulation"] = plain.to_plain(self.prediction)
+        if self.search is not None:
+            found["candidates"] = [_candidate(one, one is self.search.chosen) for one in self.search.compared]
+        return json.dumps(found, indent=1) + "\n"
+
+
+def simulate_plan(graph: Graph, strategy: Strategy) -> SimulatedPlan:
+    """The plan of a graph, simulated.
+
+    Args:
+      graph: that was recorded.
+      strategy: that it is trained by.
+    """
+    search = graph.state_of(SearchResult)
+    found = graph.state_of(ForwardPass)
+    assert found is not None
+    model = None
+    try:
+        model = planned_model(graph, found)
+        return SimulatedPlan(strategy, model, predict(strategy, model.costs, model.machine, model.rows), "", search)
+    except EplError as error:
+        return SimulatedPlan(strategy, model, None, str(error), search)
+
+
+def _candidate(one: comparison.Compared, is_chosen: bool) -> Dict[str, Any]:
+    outcome = one.outcome
+    return {
+        "name": one.candidate.name,
+        "chosen": is_chosen,
+        "seconds": None if outcome is None else outcome.seconds,
+        "lacks": [] if outcome is None else [list(pair) for pair in outcome.lacks],
+        "refusal": one.refusal,
+    }

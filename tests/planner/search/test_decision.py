@@ -1,0 +1,110 @@
+"""What the planner decides for models in a graph: all that is open, or the rows of replicas alone."""
+
+import json
+
+import numpy as np
+import pytest
+import tensorflow.compat.v1 as tf
+
+import epl
+from epl.env import Env
+from epl.ir.graph import Graph
+from epl.parallel import transformation
+from epl.parallel.plan import strategy as strategies
+from epl.planner.search.decision import SearchResult
+from epl.utils.errors import PlanError
+from tests.parallel.in_process import init  # noqa: F401
+
+UNEQUAL = {
+    "devices": {"small": {"preset": "v100-16", "flops": {"contraction": {"float32": "4 TFLOP/s"}}}},
+    "nodes": [{"devices": ["1*v100-16", "1*small"], "links": ["pcie3"]}],
+}
+
+
+def _minimize(rows=None, width=64, layers=4):
+    x = tf.placeholder(tf.float32, [rows, width], "x")
+    hidden = x
+    for _ in range(layers):
+        hidden = tf.layers.dense(hidden, width, tf.nn.relu)
+    loss = tf.reduce_mean(tf.square(hidden))
+    return x, loss, tf.train.GradientDescentOptimizer(0.1).minimize(loss)
+
+
+def _machine(tmp_path, plain):
+    path = tmp_path / "machine.json"
+    path.write_text(json.dumps(plain))
+    return str(path)
+
+
+def test_a_search_finds_a_plan_that_trains_as_one_device(init):  # noqa: F811
+    feed = np.random.RandomState(0).rand(16, 64).astype(np.float32)
+    losses = []
+    for devices, config in ((1, {}), (4, {"auto__planner": "search", "auto__machine": "4*v100-16", "auto__rows": 16})):
+        init(devices, annotate=False, **config)
+        tf.set_random_seed(1)
+        x, loss, train = _minimize()
+        with tf.Session() as session:
+            session.run(tf.global_variables_initializer())
+            losses.append([session.run([loss, train], {x: feed})[0] for _ in range(3)])
+    found = Graph.get().state_of(SearchResult)
+    fitting = [one.outcome.seconds for one in found.compared if one.fits]
+    assert len(fitting) > 20 and found.chosen.outcome.seconds <= 1.01 * min(fitting)
+    assert losses[1] == pytest.approx(losses[0], rel=1e-5)
+
+
+def test_memory_decides_where_it_is_short(init, tmp_path):  # noqa: F811
+    machine = {"devices": {"tiny": {"preset": "v100-16", "memory": "40 MB"}}, "nodes": ["4*tiny"]}
+    init(4, annotate=False, auto__planner="search", auto__machine=_machine(tmp_path, machine), auto__rows=16)
+    _minimize(width=768)
+    found = Graph.get().state_of(SearchResult)
+    as_it_is = next(one for one in found.compared if one.candidate.name == "the script as it is")
+    assert as_it_is.outcome.lacks and found.chosen.fits
+    machine["devices"]["tiny"]["memory"] = "1 MB"
+    init(4, annotate=False, auto__planner="search", auto__machine=_machine(tmp_path, machine), auto__rows=16)
+    with pytest.raises(PlanError, match="candidates fits the memory of the devices"):
+        _minimize(width=768)
+
+
+def test_a_batch_that_is_built_in_keeps_the_number_of_replicas(init):  # noqa: F811
+    init(4, annotate=False, auto__planner="search", auto__machine="4*v100-16")
+    _minimize(rows=8)
+    found = Graph.get().state_of(SearchResult)
+    assert {len(one.candidate.strategy.blocks) for one in found.compared if one.fits} == {1}
+    assert any("another number of replicas, and the script has 8 rows" in one.refusal for one in found.compared)
+
+
+def test_rows_by_speed(init, tmp_path):  # noqa: F811
+    init(2, annotate=False, auto__balance="speed", auto__machine=_machine(tmp_path, UNEQUAL), auto__rows=4096)
+    _minimize(width=2048)
+    shares = transformation.transform().plan.row_shares
+    assert shares[0] > shares[1] > 0
+    assert Env.get().config.provenance("auto.balance") == "planner"
+    assert epl.local_rows(64) == 64
+
+
+def test_rows_by_speed_of_equal_devices_are_even(init):  # noqa: F811
+    init(2, annotate=False, auto__balance="speed", auto__machine="2*v100-16")
+    _minimize()
+    assert transformation.transform().plan.row_shares == ()
+
+
+def test_search_finds_rows_by_speed_too(init, tmp_path):  # noqa: F811
+    config = {"auto__planner": "search", "auto__balance": "speed", "auto__rows": 4096}
+    init(2, annotate=False, auto__machine=_machine(tmp_path, UNEQUAL), **config)
+    _minimize(width=2048)
+    chosen = Graph.get().state_of(SearchResult).chosen.candidate.strategy
+    assert strategies.from_json(strategies.to_json(chosen)) == chosen
+    if len(chosen.blocks) == 1:
+        assert Env.get().config.auto.balance not in ("even", "speed")
+
+
+def test_what_is_asked_wrongly(init):  # noqa: F811
+    init(2, annotate=False, auto__balance="speed", auto__auto_parallel=True, pipeline__num_stages=2)
+    with pytest.raises(PlanError, match="the rows depend on stages that are found later"):
+        _minimize()
+    init(4, annotate=False, auto__planner="search", auto__machine="2*v100-16")
+    with pytest.raises(PlanError, match=r"room for 0 worker\(s\) of 4 device\(s\)"):
+        _minimize()
+    init(4, annotate=False, auto__planner="search", auto__machine="2*v100-17")
+    with pytest.raises(PlanError, match="v100-16"):
+        _minimize()
