@@ -1,5 +1,6 @@
-"""Small programs for tests of the simulator: ops by hand, and random ones."""
+"""Programs for tests of the simulator: ops by hand, random ones, and pipeline schedules."""
 
+from epl.parallel.plan.schedule import execution_order, sources_of_stages
 from epl.planner.simulator.program import SimulatedOp, SimulatedOutput, SimulatedProgram
 
 NONE = (-1, 0)
@@ -47,3 +48,25 @@ def random_program(r):
             collectives.append(tuple(ranks))
     threads = [r.randint(1, 3) for _ in range(devices + links)]
     return program_of(*ops, devices=devices, threads=threads, collectives=collectives)
+
+
+def program_of_schedule(schedule, forward, backward, transfer, dependencies=None):
+    """The program of a schedule, and the op of each action.
+
+    Each device runs its actions in order, by edges; a transfer holds a thread of one more pool, which has enough.
+    """
+    sources, seconds = sources_of_stages(schedule.num_stages, dependencies), {"F": forward, "B": backward}
+    ops, number, last = [], {}, {}
+    links = schedule.num_devices
+    for action in execution_order(schedule, dependencies):
+        device = schedule.device_of_stage[action.stage]
+        inputs = []
+        for source in sources.of(action):
+            inputs.append(number[source])
+            if schedule.device_of_stage[source.stage] != device:
+                ops.append(timed(transfer, inputs[-1], size=1, device=device, pool=links))
+                inputs[-1] = len(ops) - 1
+        before = (last[device],) if device in last else ()
+        last[device] = number[action] = len(ops)
+        ops.append(timed(seconds[action.kind][action.stage], *inputs, size=1, after=before, device=device))
+    return program_of(*ops, devices=links, threads=(1,) * links + (len(ops),)), number

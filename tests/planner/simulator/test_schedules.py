@@ -4,37 +4,11 @@ import random
 
 import pytest
 
-from epl.parallel.plan.schedule import Action, execution_order, sources_of_stages
+from epl.parallel.plan.schedule import Action
 from epl.parallel.plan.schedule_generators import GENERATORS, generate
 from epl.parallel.plan.schedule_simulator import simulate as simulate_schedule
 from epl.planner.simulator.engine import simulate
-from epl.planner.simulator.program import SimulatedOp, SimulatedOutput, SimulatedProgram
-
-ACTIVATION = SimulatedOutput(1, -1, (), "activations", False)
-
-
-def make_program(schedule, forward, backward, transfer, dependencies=None):
-    """The program of a schedule, and the op of each action.
-
-    Each device runs its actions in order, by edges; a transfer holds a thread of one more pool, which has enough.
-    """
-    sources, seconds = sources_of_stages(schedule.num_stages, dependencies), {"F": forward, "B": backward}
-    ops, number, last = [], {}, {}
-    links = schedule.num_devices
-    for action in execution_order(schedule, dependencies):
-        device = schedule.device_of_stage[action.stage]
-        inputs = []
-        for source in sources.of(action):
-            inputs.append((number[source], 0))
-            if schedule.device_of_stage[source.stage] != device:
-                ops.append(SimulatedOp(device, transfer, True, (inputs[-1],), (), (ACTIVATION,), 0, (-1, 0), links))
-                inputs[-1] = (len(ops) - 1, 0)
-        before = (last[device],) if device in last else ()
-        last[device] = number[action] = len(ops)
-        time = seconds[action.kind][action.stage]
-        ops.append(SimulatedOp(device, time, False, tuple(inputs), before, (ACTIVATION,), 0, (-1, 0)))
-    devices = tuple(range(schedule.num_devices))
-    return SimulatedProgram(ops, devices, (1,) * len(devices) + (max(len(ops), 1),), (), ()), number
+from tests.planner.simulator.programs import program_of_schedule
 
 
 def random_schedule(seed):
@@ -55,7 +29,7 @@ def test_starts_and_ends_are_those_of_the_simulator_of_schedules(part):
     for seed in range(50 * part, 50 * part + 50):
         schedule, forward, backward, transfer, flow = random_schedule(seed)
         expected = simulate_schedule(schedule, forward, backward, transfer, flow)
-        program, number = make_program(schedule, forward, backward, transfer, flow)
+        program, number = program_of_schedule(schedule, forward, backward, transfer, flow)
         run = simulate(program, "temporary")
         for action, op in number.items():
             assert run.starts[op] == pytest.approx(expected.start_s[action], rel=0, abs=1e-9), (seed, str(action))
@@ -66,7 +40,7 @@ def test_starts_and_ends_are_those_of_the_simulator_of_schedules(part):
 def test_transfers_that_share_a_link_take_longer_than_the_simulator_of_schedules_says():
     """It knows no links: in the engine, the forward passes of two stages send one after the other."""
     schedule = generate("PreferForward", (0, 1, 2), 1)
-    program, number = make_program(schedule, [1.0] * 3, [1.0] * 3, 2.0, [(0, 2), (1, 2)])
+    program, number = program_of_schedule(schedule, [1.0] * 3, [1.0] * 3, 2.0, [(0, 2), (1, 2)])
     shared = program._replace(threads=program.threads[:-1] + (1,))
     last = number[Action(2, "F", 0)]
     assert simulate(program, "temporary").starts[last] == 3
