@@ -1,4 +1,4 @@
-"""A simulated run as a Chrome trace, in the format of a traced step (`epl/profiler/chrome_trace.py`).
+"""A simulated run as the events of a Chrome trace, in the format of a traced step (`epl/profiler/chrome_trace.py`).
 
     process   the critical path; each device; the links
     lane      of a device: the ops that it runs, and the collectives that hold no link; of the links: one for each pool
@@ -13,7 +13,7 @@ from epl.planner.simulator.critical_path import critical_path
 from epl.planner.simulator.engine import SimulatedRun
 from epl.planner.simulator.memory import held_over_time
 from epl.planner.simulator.program import SimulatedProgram
-from epl.utils.trace_events import TraceEvent, TraceSlice, counter_events, lane_events, process_events, write_trace
+from epl.utils.trace_events import TraceEvent, TraceSlice, counter_events, lane_events, process_events
 
 FIRST_PID = 1000001
 _SECOND = 1e9  # in nanoseconds
@@ -36,7 +36,11 @@ class ProgramNames(NamedTuple):
 
 
 def timeline_events(
-    program: SimulatedProgram, run: SimulatedRun, names: ProgramNames, begin_us: float = 0.0
+    program: SimulatedProgram,
+    run: SimulatedRun,
+    names: ProgramNames,
+    persistent: Sequence[int] = (),
+    begin_us: float = 0.0,
 ) -> List[TraceEvent]:
     """The events of a run.
 
@@ -44,6 +48,7 @@ def timeline_events(
       program: the program.
       run: what `simulate` returned for it.
       names: of the program.
+      persistent: bytes that each device holds all the time, such as those of variables; () for none.
       begin_us: the time of the begin of the step, such as that of the first event of a traced step.
 
     Raises:
@@ -64,27 +69,14 @@ def timeline_events(
         events += process_events(pid, f"simulated: {name}")
         ops, collectives = of_devices[device]
         events += lane_events(pid, [(names.pools[program.pools[device]], ops), ("collectives", collectives)])
-        steps = [(begin_us + 1e6 * seconds, held) for seconds, held in held_over_time(run.changes[device])]
+        always = persistent[device] if persistent else 0
+        steps = [(begin_us, always)] if persistent else []
+        steps += [(begin_us + 1e6 * seconds, always + held) for seconds, held in held_over_time(run.changes[device])]
         events += counter_events(pid, "live bytes", "bytes", steps)
     if of_pools:
         events += process_events(pid + 1, "simulated: links")
         events += lane_events(pid + 1, [(names.pools[pool], of_pools[pool]) for pool in sorted(of_pools)])
     return events
-
-
-def write_timeline(program: SimulatedProgram, run: SimulatedRun, names: ProgramNames, path: str) -> str:
-    """Writes the trace of a run to a file; returns its path.
-
-    Args:
-      program: the program.
-      run: what `simulate` returned for it.
-      names: of the program.
-      path: of the file.
-
-    Raises:
-      ValueError: there are not as many names as there are ops, devices or pools.
-    """
-    return write_trace(timeline_events(program, run, names), path)
 
 
 def _check(program: SimulatedProgram, names: ProgramNames) -> None:

@@ -1,12 +1,11 @@
 """A simulated run as a Chrome trace."""
 
-import json
 import random
 
 import pytest
 
 from epl.planner.simulator.engine import simulate
-from epl.planner.simulator.timeline import FIRST_PID, ProgramNames, timeline_events, write_timeline
+from epl.planner.simulator.timeline import FIRST_PID, ProgramNames, timeline_events
 from tests.planner.simulator.programs import program_of, random_program, timed
 
 
@@ -84,12 +83,14 @@ def test_the_step_may_begin_at_any_time():
     assert [e["ts"] + 100 for e in early if "ts" in e] == [e["ts"] for e in late if "ts" in e]
 
 
-def test_a_file_has_the_format_and_numbers_above_those_of_workers(tmp_path):
-    path = write_timeline(SENT, simulate(SENT, "t"), names_of(SENT), str(tmp_path / "t.json"))
-    with open(path) as source:
-        trace = json.load(source)
-    assert trace["displayTimeUnit"] == "ms" and {event["ph"] for event in trace["traceEvents"]} == {"X", "M"}
-    assert min(event["pid"] for event in trace["traceEvents"]) == FIRST_PID
+def test_persistent_memory_is_there_from_the_begin():
+    events = events_of(program_of(timed(2), timed(1, size=8), timed(1, 1)), persistent=[100])
+    counters = [(event["ts"], event["args"]["bytes"]) for event in events if event["ph"] == "C"]
+    assert counters == [(0, 100), (2e6, 108), (4e6, 100)]
+
+
+def test_processes_have_numbers_above_those_of_workers():
+    assert {event["pid"] for event in events_of(SENT)} == {FIRST_PID + number for number in range(4)}
 
 
 def test_no_slice_overlaps_another_in_its_lane():
