@@ -11,9 +11,9 @@ import epl
 from epl.cluster import cluster
 from epl.ir import op_types
 from epl.ir.graph import Graph
+from epl.parallel.costs import kernels
 from epl.parallel.costs.shapes import TensorType
 from epl.profiler import memory, step_stats
-from epl.profiler.estimate import kernels
 from epl.profiler.estimate.report import describe
 from epl.profiler.memory_estimate import MemoryEstimateHook, memory_estimate
 from epl.utils import tf_compat
