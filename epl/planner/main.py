@@ -171,7 +171,7 @@ def _plan(parser: argparse.ArgumentParser, options: argparse.Namespace, settings
     from epl.ir.graph import Graph
     from epl.parallel.plan import strategy as strategies
     from epl.parallel.strategy import record
-    from epl.planner.prediction import trace
+    from epl.planner.prediction import prediction_trace
     from epl.planner.report import page, simulated_plan
     from epl.profiler import explanation_report
 
@@ -208,7 +208,7 @@ def _plan(parser: argparse.ArgumentParser, options: argparse.Namespace, settings
             _write(path, text_of())
             print(f"\n{path}: {what}")
     if options.trace and plan.prediction is not None:
-        trace.write_prediction(plan.prediction, options.trace)
+        prediction_trace.write_prediction(plan.prediction, options.trace)
         print(f"\n{options.trace}: the simulated step, for chrome://tracing or https://ui.perfetto.dev")
     if not plan.fits:
         sys.stderr.write(f"epl-plan: no plan: {plan.lacking()}\n")
