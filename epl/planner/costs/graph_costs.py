@@ -5,7 +5,7 @@
 Shapes are inferred, and different ops differentiated, for two numbers of rows alone. Another number of rows then takes
 no TensorFlow: all dimensions lie on straight lines, and FLOPs, bytes and times follow from them by op. That is exact
 where dimensions grow with the rows, also for products of two of them. Inferring and differentiating for each number of
-rows that a search asks for takes some hundred times as long (docs/planner.md).
+rows that a search asks for takes some fifty times as long: 0.7 s instead of 13 ms for BERT-large.
 """
 
 from typing import Callable, Collection, Dict, FrozenSet, List, Mapping, NamedTuple, Optional, Sequence, Tuple
@@ -26,6 +26,7 @@ from epl.parallel.costs.op_times import OpTimes
 from epl.parallel.costs.op_work import find_works
 from epl.parallel.costs.ops import OpRun, OpWork
 from epl.parallel.costs.shapes import TensorType, num_bytes
+from epl.parallel.sharding.sharded_variables import ShardedVariables
 from epl.parallel.strategy.record import ForwardPass
 from epl.planner.costs.row_sizes import between, constants_between, find_row_sizes
 from epl.planner.costs.slots import find_slots
@@ -114,7 +115,8 @@ class GraphCosts(ModelCosts):
           found: its forward pass.
           measured: what was measured of single ops.
         """
-        return cls(graph.tf_graph, found.view, found.nodes, found.trained, measured=measured)
+        slots = find_slots(GraphView(graph.tf_graph), found.trained, graph.state_of(ShardedVariables))
+        return cls(graph.tf_graph, found.view, found.nodes, found.trained, slots, measured)
 
     def at(self, rows: int, device: Device) -> OpCosts:
         """The costs of one forward and backward pass over `rows` rows on a kind of device; found once, then kept.

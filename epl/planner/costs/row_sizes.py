@@ -16,7 +16,7 @@ import tensorflow.compat.v1 as tf
 from epl.ir import op_types
 from epl.ir.dataflow import batch_nodes
 from epl.ir.view import GraphView
-from epl.parallel.costs.shapes import UNKNOWN_DIMENSION, Shape, TensorType, Types, output_types, types_of
+from epl.parallel.costs.shapes import UNKNOWN_DIMENSION, Shape, TensorType, Types, output_types, still_open, types_of
 from epl.profiler.batch_sizes import batch_shapes
 from epl.utils import tf_compat
 
@@ -80,7 +80,9 @@ def find_row_sizes(tf_graph: tf.Graph, view: GraphView, nodes: Sequence[int]) ->
             )  # fmt: skip
     rows = sources.batch or min(sources.built_in, default=None)
     base = rows or UNKNOWN_DIMENSION
-    first, notes = sources.inferred(tf_graph, needed, base) if sources.open else output_types(tf_graph, view, needed)
+    first, notes = graph_types, still_open(view, graph_types)
+    if sources.open:
+        first, notes = sources.inferred(tf_graph, needed, base)
     first = _completed(first, graph_types, moving, base)
     second = {node: [_grown(one, base) if node in moving else one for one in first[node]] for node in needed}
     if rows is not None:

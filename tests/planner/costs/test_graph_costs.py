@@ -234,6 +234,16 @@ def test_slots_are_those_of_the_optimizer(optimizer, slots):
     assert costs_of(loss).slots == slots
 
 
+def test_copies_of_replicas_add_no_slots():
+    loss = mlp()
+    tf.train.AdamOptimizer().minimize(loss)
+    with tf.variable_scope("replica_1"):
+        for layer in range(3):
+            for name in ("kernel", "kernel/Adam", "kernel/Adam_1"):
+                tf.get_variable(f"layer{layer}/{name}", [WIDTH, WIDTH], trainable=False)
+    assert costs_of(loss).slots == {"Adam": 1.0, "Adam_1": 1.0}
+
+
 def test_what_was_measured_counts():
     asked = []
 
