@@ -16,11 +16,10 @@ from typing import Dict, List, NamedTuple, Optional, Sequence, Tuple
 from epl.parallel.costs.op_times import OpTimes
 from epl.parallel.costs.ops import OpCost
 from epl.planner.calibration.op_samples import OpSample
-from epl.planner.machine.machine import Device, Measurement, OpRate, Speed
+from epl.planner.machine.machine import CALIBRATED_BY, Device, Measurement, OpRate, Speed
 from epl.planner.machine.op_kinds import CONTRACTIONS, DTYPES, RATED, Kind
 from epl.planner.profile.op_timing import OpTime, summary
 
-CALIBRATED_BY = "epl-plan --calibrate"  # how sources of measured numbers begin
 # Layers of a kind that take at most so many times as long as the bandwidth allows have no rate of their own.
 _EXPLAINED = 1.1
 _LEAST_SHARE = 0.05  # of its time that an op works at least, whatever the overhead is

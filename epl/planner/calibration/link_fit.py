@@ -10,9 +10,9 @@ import math
 import statistics
 from typing import List, NamedTuple, Sequence, Tuple
 
-from epl.planner.calibration.device_fit import CALIBRATED_BY
 from epl.planner.machine.collective_costs import CollectiveCosts
 from epl.planner.machine.machine import (
+    CALIBRATED_BY,
     Device,
     Interconnect,
     LinkLevel,

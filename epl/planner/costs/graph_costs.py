@@ -30,14 +30,11 @@ from epl.parallel.sharding.sharded_variables import ShardedVariables
 from epl.parallel.strategy.record import ForwardPass
 from epl.planner.costs.row_sizes import between, constants_between, find_row_sizes
 from epl.planner.costs.slots import find_slots
-from epl.planner.machine.machine import Device
+from epl.planner.machine.machine import CALIBRATED_BY, Device
 from epl.planner.simulator.model_costs import Basis, ModelCosts, ModelOp, OpCosts
 
 # What was measured of an op on a kind of device: seconds of one run forward and backward; None: nothing.
 Measured = Callable[[Signature, Device], Optional[Tuple[float, float]]]
-
-# How the sources of rates begin that `epl-plan --calibrate` has measured.
-CALIBRATED_BY = "epl-plan --calibrate"
 
 
 RunPair = Tuple[Tuple[OpRun, ...], Tuple[OpRun, ...]]  # the same runs for both numbers of rows
@@ -257,7 +254,7 @@ class GraphCosts(ModelCosts):
 
 def basis_of(device: Device) -> str:
     """Where times on a device come from, if no op was measured: a constant of Basis."""
-    is_calibrated = any(source.startswith(CALIBRATED_BY) for _, source in device.sources)
+    is_calibrated = any(key in ("", "flops") and source.startswith(CALIBRATED_BY) for key, source in device.sources)
     return Basis.CALIBRATED if is_calibrated else Basis.DATA_SHEET
 
 

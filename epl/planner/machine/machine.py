@@ -20,6 +20,8 @@ from epl.planner.machine.op_kinds import CONTRACTION, CONTRACTIONS
 
 Sources = Tuple[Tuple[str, str], ...]
 
+CALIBRATED_BY = "epl-plan --calibrate"  # how sources of numbers begin that were measured
+
 
 class Speed(NamedTuple):
     """How fast something is.
