@@ -33,14 +33,14 @@ def find_bound(
     layout: StrategyLayout, costs: ModelCosts, classes: Sequence[RankClass], lowered: LoweredStep
 ) -> StepBound:
     """The bounds of a step."""
-    speed = 0.0  # rows per second of all devices together
+    rows = sum(layout.rows) * layout.micro_batches
+    speed = 0.0  # batches per second of all devices together
     for one in classes:
         for kind in one.kinds:
-            found = costs.at(one.rows, kind)
+            found = costs.at(rows, kind)  # of all rows at once: in fewer runs no device does them sooner
             seconds = sum(found.forward) + sum(found.backward)
-            speed += len(one.ranks) * one.rows / seconds if seconds else float("inf")
-    rows = sum(layout.rows) * layout.micro_batches
-    compute = rows / speed
+            speed += len(one.ranks) * kind.threads / seconds if seconds else float("inf")
+    compute = 1.0 / speed
     share = bubble_bound(len(layout.stages), layout.micro_batches)
     carried: Dict[int, float] = {}
     first_of = {op: ranks[0] for ranks in lowered.program.collectives for op in ranks}

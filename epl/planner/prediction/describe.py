@@ -103,4 +103,4 @@ def _seconds(seconds: float) -> str:
 
 
 def _megabytes(size: float) -> str:
-    return f"{size / 1e6:.1f}"
+    return f"{size / 1e6:.1f}" if not 0 < size < 1e6 else f"{size / 1e6:.2g}"

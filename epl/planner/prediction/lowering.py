@@ -8,7 +8,7 @@ A device is one (class, stage). The passes of a device follow each other in the 
 output of an op: it is there from the start of its op to the end of the last op that takes it.
 """
 
-from typing import Dict, List, NamedTuple, Optional, Sequence, Set, Tuple
+from typing import Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 import numpy as np
 
@@ -43,12 +43,20 @@ _HALF = 0.5  # of the bytes of a gradient: communication.fp16
 
 
 class _GradientPart(NamedTuple):
-    """The gradients of one bucket that one piece of the last backward pass completes."""
+    """The gradients of one bucket that one piece of the last backward pass completes.
 
-    begin: int  # of the piece
+    Attributes:
+      begin: of the piece.
+      bucket: its number.
+      bytes, largest: of all of them, and of the largest.
+      update: seconds of the updates with them.
+    """
+
+    begin: int
     bucket: int
     bytes: float
     largest: float
+    update: float
 
 
 class _Arrival(NamedTuple):
@@ -241,7 +249,6 @@ class _Lowering:
         ]
         kept = self._kept.pop((device, micro_batch))
         received = self._received.pop((device, micro_batch), [])
-        unsent = set(range(len(self._plans.cuts[stage].buckets)))
         for at in range(len(pieces) - 1, -1, -1):
             piece = pieces[at]
             self._recompute(number, action, pieces, at, kept)
@@ -269,7 +276,7 @@ class _Lowering:
             self._pass(device, told, own.work.backward_seconds(piece), inputs, outputs, temporary[at])
             self._exchange(number, stage, piece[0], micro_batch, True)
             if micro_batch == self._layout.micro_batches - 1:
-                self._reduce(number, stage, piece[0], unsent)
+                self._reduce(number, stage, piece)
             if at == 0:
                 for pair in sorted(self._facts.crossing):
                     if pair[1] == stage:
@@ -316,34 +323,42 @@ class _Lowering:
         if device not in self._parts:
             cuts = self._plans.cuts[stage]
             pieces = pieces_of(cuts.last, len(own.work))
-            found: Dict[Tuple[int, int], List[float]] = {}
+            found: Dict[Tuple[int, int], List[int]] = {}
             for number, bucket in enumerate(cuts.buckets):
                 for variable in bucket.variables:
-                    one = own.variables[variable]
-                    begin = pieces[_piece_with(pieces, one.complete)][0]
-                    found.setdefault((begin, number), []).append(one.gradient_bytes)
-            self._parts[device] = [_GradientPart(*key, sum(sizes), max(sizes)) for key, sizes in sorted(found.items())]
+                    begin = pieces[_piece_with(pieces, own.variables[variable].complete)][0]
+                    found.setdefault((begin, number), []).append(variable)
+            self._parts[device] = []
+            for (begin, number), variables in sorted(found.items()):
+                sizes = [own.variables[variable].gradient_bytes for variable in variables]
+                update = sum(own.updates[variable] for variable in variables)
+                self._parts[device].append(_GradientPart(begin, number, sum(sizes), max(sizes), update))
         return self._parts[device]
 
-    def _reduce(self, number: int, stage: int, position: int, unsent: Set[int]) -> None:
-        """Reduces the buckets that are complete when the last backward pass has come to a position."""
+    def _members(self, bucket: GradientBucket) -> int:
+        """How many ranks reduce a bucket."""
+        return len(self._layout.groups) if bucket.of_split else self._layout.ranks
+
+    def _reduce(self, number: int, stage: int, piece: Piece) -> None:
+        """After a piece of the last backward pass: reduces complete buckets, and applies what needs no reduction."""
         device, cuts = self._device(number, stage), self._plans.cuts[stage]
+        parts = self._parts_of(device, self._own(number, stage), stage)
+        for part in parts:
+            if piece[0] <= part.begin < piece[1] and self._members(cuts.buckets[part.bucket]) == 1:
+                buffers = [self._sums.pop((device, part.begin, part.bucket))]
+                told = LoweredOp(self._name_of_update(stage), LoweredKind.UPDATE)
+                self._pass(device, told, part.update, buffers, (), 0)
         for at, bucket in enumerate(cuts.buckets):
-            if at in unsent and bucket.complete >= position:
-                unsent.discard(at)
+            if piece[0] <= bucket.complete < piece[1] and self._members(bucket) > 1:
                 buffers = [
-                    self._sums.pop((device, part.begin, part.bucket))
-                    for part in self._parts_of(device, self._own(number, stage), stage)
-                    if part.bucket == at
-                ]
+                    self._sums.pop((device, part.begin, part.bucket)) for part in parts if part.bucket == at
+                ]  # fmt: skip
                 self._reduced.setdefault(device, []).extend(self._reduce_bucket(number, stage, at, bucket, buffers))
 
     def _reduce_bucket(
         self, number: int, stage: int, at: int, bucket: GradientBucket, buffers: List[Buffer]
     ) -> List[Buffer]:
-        members = len(self._layout.groups) if bucket.of_split else self._layout.ranks
-        if members == 1:
-            return buffers
+        members = self._members(bucket)
         place = self._classes[number].place if bucket.of_split else 0
         gathered = bucket.collective == "all-gather"
         sent = bucket.bytes * (_HALF if self._options.half else 1.0) * (members if gathered else 1)
@@ -366,18 +381,23 @@ class _Lowering:
         return [(op, place_of) for place_of in range(len(outputs))]
 
     def _update(self, number: int, stage: int) -> None:
-        device, own = self._device(number, stage), self._own(number, stage)
+        """The updates that wait for reductions: in groups, after all reductions of the stage."""
+        device, cuts = self._device(number, stage), self._plans.cuts[stage]
         buffers = self._reduced.get(device, [])
-        if not own.variables:
+        if not buffers:
             return
+        parts = self._parts_of(device, self._own(number, stage), stage)
+        seconds = sum(part.update for part in parts if self._members(cuts.buckets[part.bucket]) > 1)
         groups = max(1, min(self._options.apply_groups, len(buffers)))
         ready = self._waits[device] + sorted({op for op, _ in buffers})
         for group in range(groups):
             share = buffers[group * len(buffers) // groups : (group + 1) * len(buffers) // groups]
-            name = f"update of stage {stage}" if self._num_stages > 1 else "update"
-            told = LoweredOp(name if groups == 1 else f"{name}, group {group}", LoweredKind.UPDATE)
-            op = self.builder.add(told, device, own.update / groups, share, ready)
+            name = self._name_of_update(stage) + (f", group {group}" if groups > 1 else "")
+            op = self.builder.add(LoweredOp(name, LoweredKind.UPDATE), device, seconds / groups, share, ready)
             ready = [op]
+
+    def _name_of_update(self, stage: int) -> str:
+        return f"update of stage {stage}" if self._num_stages > 1 else "update"
 
     # ---- ZeRO: gathers of weights.
 

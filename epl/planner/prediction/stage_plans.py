@@ -61,13 +61,13 @@ class ClassStage(NamedTuple):
       work: the ops.
       variables: the trained ones, in the order of those of the cuts.
       state: role -> bytes that stay from step to step.
-      update: seconds of the updates.
+      updates: seconds of the update of each variable.
     """
 
     work: StageWork
     variables: Tuple[StageVariable, ...]
     state: Mapping[str, int]
-    update: float
+    updates: Tuple[float, ...]
 
 
 class StagePlans(NamedTuple):
@@ -155,7 +155,7 @@ class _Maker:
         works = [self._work(stage, ops, one, recomputation, position) for one in classes]
         cuts = self._cuts(ops, largest, recomputation, works[0], position)
         stages = tuple(
-            ClassStage(work, own, self._state(stage, one, own), self._update(one.kinds[stage], own))
+            ClassStage(work, own, self._state(stage, one, own), self._updates(one.kinds[stage], own))
             for one, work, own in zip(classes, works, variables)
         )
         return cuts, stages
@@ -316,14 +316,15 @@ class _Maker:
         slots = weights * sum(self._costs.slots.values()) + sum(others)
         return {"weights": int(round(weights)), "slots": int(round(slots))}
 
-    def _update(self, kind: Device, variables: Sequence[StageVariable]) -> float:
-        """Seconds of the updates: each reads the gradient, and reads and writes the variable and its slots."""
-        moved = 0.0
+    def _updates(self, kind: Device, variables: Sequence[StageVariable]) -> Tuple[float, ...]:
+        """Seconds of each update: it reads the gradient, and reads and writes the variable and its slots."""
+        found = []
         for one in variables:
             changed = one.gradient_bytes if one.is_sparse else one.bytes
             changed /= self._layout.ranks if one.in_parts else 1
-            moved += changed * (3.0 + 2.0 * sum(self._costs.slots.values()))
-        return moved / kind.bandwidth.reached + len(variables) * kind.launch_overhead
+            moved = changed * (3.0 + 2.0 * sum(self._costs.slots.values()))
+            found.append(moved / kind.bandwidth.reached + kind.launch_overhead)
+        return tuple(found)
 
 
 def _largest(of_classes: Sequence[StageVariable]) -> StageVariable:

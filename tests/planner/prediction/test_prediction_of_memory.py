@@ -25,8 +25,8 @@ def test_replicas_hold_weights_slots_activations_and_gradients():
 
 def test_what_a_device_lacks_is_told():
     costs = HandCosts(KEPT)
-    found = predict(strategy(costs), costs, machine([["a"]], [device(memory=8000)]), 2)
-    assert found.devices[0].memory.lacks == found.devices[0].memory.peak - 8000 > 0 and not found.fits
+    found = predict(strategy(costs), costs, machine([["a"]], [device(memory=5000)]), 2)
+    assert found.devices[0].memory.lacks == found.devices[0].memory.peak - 5000 > 0 and not found.fits
 
 
 def test_activations_are_freed_as_the_backward_pass_goes():
@@ -34,6 +34,15 @@ def test_activations_are_freed_as_the_backward_pass_goes():
     memory = predict(strategy(costs), costs, machine([["a"]]), 1).devices[0].memory
     # All eight outputs, and the gradients of the output and of the input of the last.
     assert memory.by_role["activations"] == 1000 and memory.seconds == 8.0
+
+
+def test_gradients_of_a_single_replica_are_applied_as_they_come():
+    costs = HandCosts([Layer(weight=1000)] * 8)
+    alone, together = [
+        predict(strategy(costs, devices=devices), costs, machine(bandwidth=1e30), 2).devices[0].memory.by_role
+        for devices in (1, 2)
+    ]
+    assert alone["gradients"] == 1000 and together["gradients"] == 8000
 
 
 def test_what_is_not_kept_is_freed_by_its_last_use():

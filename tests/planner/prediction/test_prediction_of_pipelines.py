@@ -84,6 +84,7 @@ def test_replicas_of_a_pipeline_are_simulated_once(shared_by):
     folded, alone = [predicted(prepare(planned, costs, where, 32, fold), costs, where) for fold in (True, False)]
     assert len(alone.devices) == 12 and len(folded.devices) < 12
     assert folded.seconds == pytest.approx(alone.seconds, rel=1e-9)
+    assert folded.seconds >= folded.bound.seconds == pytest.approx(alone.bound.seconds)
     peaks = {(one.stage, rank): one.memory.peak for one in folded.devices for rank in one.ranks}
     assert [one.memory.peak for one in alone.devices] == [peaks[one.stage, one.ranks[0]] for one in alone.devices]
 
