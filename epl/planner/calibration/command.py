@@ -9,6 +9,7 @@ from typing import Optional, Tuple
 from epl.planner.machine import files
 from epl.utils import gpu_info
 from epl.utils.errors import EplError, MachineError
+from epl.utils.whole_file import write_whole
 
 _STOPPED = 130  # as shells have it for Ctrl-C
 _FAILED = 1
@@ -47,17 +48,13 @@ def run(
             from epl.planner.calibration.calibrate import calibrate
 
             machine = calibrate(os.path.splitext(os.path.basename(path))[0], workers, each, share)
-            text = files.text_for(machine, path)
+            write_whole(path, files.text_for(machine, path))
     except KeyboardInterrupt:
         _say(f"stopped; {path} is as it was.")
         return _STOPPED
-    except EplError as error:
+    except (EplError, OSError) as error:
         _say(f"this machine could not be measured: {error}")
         return _FAILED
-    part = path + ".part"
-    with open(part, "w", encoding="utf-8") as file:
-        file.write(text)
-    os.replace(part, path)
     print(machine.describe())
     print(f"\n{path}: the machine, with {len(machine.measurements)} measurements")
     return 0

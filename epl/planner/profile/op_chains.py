@@ -4,8 +4,9 @@
 
     seconds of one copy = (seconds up to keep - seconds up to copy 0) / (n - 1)
 
-Inputs are variables, which no op computes in place. Outputs live until the end of the chain, as activations live until
-the backward pass reads them: ops that wrote the same bytes again and again would be faster than in a model.
+Inputs are variables, which no op computes in place. Neighbours take different ones, as many as do not fit into a cache
+together, and outputs live until the end of the chain: ops that read and wrote the same bytes again and again would be
+up to twice as fast as in a model.
 """
 
 from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple, cast
@@ -20,6 +21,7 @@ from epl.utils import tf_compat
 
 MOST_COPIES = 24
 FEWEST_COPIES = 3
+_COLD_BYTES = 16e6  # inputs of so many bytes drive each other out of the caches of a core
 _CHAIN_SECONDS = 3e-3  # about as long as one chain is to take
 # Guesses for the number of copies alone.
 _GUESSED_FLOPS, _GUESSED_BYTES, _GUESSED_OVERHEAD = 20e9, 5e9, 3e-6
@@ -76,12 +78,11 @@ class ChainBuilder:
         Raises:
           NotMeasurableError: the op does not run by itself, or has not enough memory.
         """
-        size = sum(map(num_bytes, op.outputs))
-        copies = self._copies(op, sum(map(num_bytes, op.inputs)), size)
+        copies, sets = self._copies(op, sum(map(num_bytes, op.outputs)))
         with self.graph.as_default(), tf.device(self._device):
             made: List[tf.Operation] = []
-            for _ in range(copies):
-                made.append(self._copy(op, made[-1:]))
+            for number in range(copies):
+                made.append(self._copy(op, made[-1:], number % sets))
             alive = [tensor for one in made for tensor in one.outputs if not tf_compat.is_reference(tensor.dtype)]
             with tf.control_dependencies(made[-1:]):
                 last = tf.identity_n(alive)[0].op if alive else tf.no_op()
@@ -90,46 +91,47 @@ class ChainBuilder:
     def backward(self, op: Signature) -> Optional[OpChain]:
         """Copies of the ops that the gradient of an op needs; None if it has no gradient that is wanted.
 
-        The op itself runs once, before the first copy.
+        The op itself runs before, if its gradient reads its outputs.
 
         Raises:
           NotMeasurableError: as `forward`; or the op cannot be differentiated by itself.
         """
         if not (any(op.wanted) and any(op.used)):
             return None
-        size = sum(map(num_bytes, op.inputs))
-        copies = self._copies(op, 2.0 * sum(map(num_bytes, op.outputs)) + size, size)
+        copies, sets = self._copies(op, sum(map(num_bytes, op.inputs)))
         with self.graph.as_default(), tf.device(self._device):
-            forward = self._copy(op, ())
-            gradient = tf_compat.gradient_function(forward)
+            forward = [self._copy(op, (), number) for number in range(sets)]
+            gradient = tf_compat.gradient_function(forward[0])
             if gradient is None:
                 return None
             ends: List[List[tf.Operation]] = []
-            for _ in range(copies):
+            for number in range(copies):
                 with tf.control_dependencies(ends[-1] if ends else None):
-                    seeds = [self._seed(one, op.used[at], at) for at, one in enumerate(forward.outputs)]
-                    ends.append(_ends(self._differentiate(op, gradient, forward, seeds), op.wanted))
+                    ends.append(_ends(self._differentiate(op, gradient, forward[number % sets]), op.wanted))
                 if not ends[-1]:
                     return None
-            return OpChain(tf.group(*ends[0]), tf.group(*ends[-1]), copies, False)
+            # Where the gradient reads outputs, the op runs, too: all of them before the first copy is done.
+            running = [one for one in forward if any(tensor.consumers() for tensor in one.outputs)]
+            return OpChain(tf.group(*ends[0], *running), tf.group(*ends[-1]), copies, False)
 
-    def _copies(self, op: Signature, shared: float, each: float) -> int:
-        """How many copies a chain gets.
+    def _copies(self, op: Signature, written: float) -> Tuple[int, int]:
+        """How many copies a chain gets, and how many sets of inputs they take in turn.
 
         Args:
           op: the op.
-          shared: bytes that all copies have together.
-          each: bytes that each has.
+          written: bytes that each copy writes.
         """
-        fitting = (self._memory - shared) / max(each, 1.0)
+        read = sum(map(num_bytes, [*op.inputs, *op.outputs]))  # outputs, or their gradients
+        fitting = (self._memory - max(read, _COLD_BYTES)) / max(written, 1.0)
         if fitting < FEWEST_COPIES:
             raise NotMeasurableError(f"{FEWEST_COPIES} of it take more than the {self._memory / 1e6:.0f} MB there are")
         cost = op_cost(backward.node_of(op, "op"), op.inputs, op.outputs)
         guess = _GUESSED_OVERHEAD + cost.flops / _GUESSED_FLOPS + cost.bytes / _GUESSED_BYTES
-        return int(min(max(_CHAIN_SECONDS / guess, FEWEST_COPIES), MOST_COPIES, fitting))
+        copies = int(min(max(_CHAIN_SECONDS / guess, FEWEST_COPIES), MOST_COPIES, fitting))
+        return copies, int(min(max(_COLD_BYTES / max(read, 1.0), 1), copies))
 
-    def _copy(self, op: Signature, before: Sequence[tf.Operation]) -> tf.Operation:
-        """The op on variables, and on constants where its inputs are; it runs after `before`."""
+    def _copy(self, op: Signature, before: Sequence[tf.Operation], number: int) -> tf.Operation:
+        """The op on the variables of a set, and on constants where its inputs are; it runs after `before`."""
         self._count += 1
         name = f"op{self._count}"
         graph_def = tf.GraphDef()
@@ -141,7 +143,7 @@ class ChainBuilder:
             source = f"{name}_in{position}"
             node.input.append(source)
             if constant is None:
-                inputs.append((source, 0, self._input(op, position)))
+                inputs.append((source, 0, self._input(op, position, number)))
             else:
                 value = tf.make_tensor_proto(constant, given.dtype.base_dtype, shape=given.shape)
                 const = graph_def.node.add(name=source, op="Const")
@@ -163,15 +165,15 @@ class ChainBuilder:
             tensor.set_shape(tf.TensorShape(known.shape))
         return made
 
-    def _input(self, op: Signature, position: int) -> tf.Tensor:
+    def _input(self, op: Signature, position: int, number: int) -> tf.Tensor:
         """A variable with the elements of an input, or the handle of one if the op takes that."""
         given = op.inputs[position]
         if given.dtype.base_dtype != tf.resource:
-            return self._variable(given, position, _bound(op, position))
+            return self._variable(given, (position, number), _bound(op, position))
         variable = op.variables[position] if op.variables else None
         if variable is None:
             raise NotMeasurableError("an input is no tensor")
-        return self._variable(variable, position, 1, is_resource=True)
+        return self._variable(variable, (position, number), 1, is_resource=True)
 
     def _variable(self, given: TensorType, role: Any, bound: int, is_resource: bool = False) -> tf.Tensor:
         """A variable with random elements; ops of equal inputs have it together.
@@ -202,7 +204,8 @@ class ChainBuilder:
         given = TensorType(None if shape.ndims is None else tuple(shape.as_list()), tensor.dtype)
         return tf.convert_to_tensor(self._variable(given, ("gradient", at), 1))
 
-    def _differentiate(self, op: Signature, gradient: Any, forward: tf.Operation, seeds: Sequence[Any]) -> List[Any]:
+    def _differentiate(self, op: Signature, gradient: Any, forward: tf.Operation) -> List[Any]:
+        seeds = [self._seed(tensor, op.used[at], at) for at, tensor in enumerate(forward.outputs)]
         try:
             found = gradient(forward, *seeds)
         except Exception as error:  # a gradient function that needs more of the graph than the op raises anything

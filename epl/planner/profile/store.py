@@ -15,6 +15,7 @@ import os
 from typing import Any, Dict, NamedTuple
 
 from epl.parallel.costs.backward import Signature
+from epl.utils.whole_file import write_whole
 
 logger = logging.getLogger("epl")
 
@@ -90,10 +91,8 @@ def add(path: str, device: str, found: Dict[str, StoredOp]) -> None:
         known = read(path)
         known.setdefault(device, {}).update(found)
         devices = {name: {key: one._asdict() for key, one in ops.items()} for name, ops in known.items()}
-        part = path + ".part"
-        with open(part, "w", encoding="utf-8") as file:
-            json.dump({"format": _FORMAT, "version": _VERSION, "devices": devices}, file, indent=0, sort_keys=True)
-        os.replace(part, path)
+        text = {"format": _FORMAT, "version": _VERSION, "devices": devices}
+        write_whole(path, json.dumps(text, indent=0, sort_keys=True))
 
 
 def _checked(plain: Any) -> StoredOps:
