@@ -128,7 +128,7 @@ class _Lowering:
         self._arrivals: Dict[Tuple[int, str, int], List[_Arrival]] = {}
         self._received: Dict[Tuple[int, int], List[Buffer]] = {}  # (device, micro batch)
         self._sums: Dict[Tuple[int, int, int], Buffer] = {}  # (device, begin of a piece, bucket)
-        self._reduced: Dict[int, List[Buffer]] = {}
+        self._updated: Dict[int, List[int]] = {}  # device -> the update that the next one waits for
         self._gathered: Dict[Tuple[int, int], Buffer] = {}  # (device, gather) while it is held
         self._parts: Dict[int, List[_GradientPart]] = {}
         self._temporary: Dict[Tuple[int, str, Tuple[Piece, ...]], List[int]] = {}
@@ -147,9 +147,6 @@ class _Lowering:
                     self._forward(number, action)
                 else:
                     self._backward(number, action)
-        for number in range(len(self._classes)):
-            for stage in range(self._num_stages):
-                self._update(number, stage)
 
     # ---- Forward passes.
 
@@ -353,7 +350,13 @@ class _Lowering:
                 buffers = [
                     self._sums.pop((device, part.begin, part.bucket)) for part in parts if part.bucket == at
                 ]  # fmt: skip
-                self._reduced.setdefault(device, []).extend(self._reduce_bucket(number, stage, at, bucket, buffers))
+                reduced = self._reduce_bucket(number, stage, at, bucket, buffers)
+                told = LoweredOp(self._name_of_update(stage), LoweredKind.UPDATE)
+                seconds = sum(part.update for part in parts if part.bucket == at)
+                after = [reduced[0][0]] + self._updated.get(device, [])
+                op = self.builder.add(told, device, seconds, reduced, after)
+                if self._options.apply_groups > 1:  # each group waits for the one before it
+                    self._updated[device] = [op]
 
     def _reduce_bucket(
         self, number: int, stage: int, at: int, bucket: GradientBucket, buffers: List[Buffer]
@@ -379,22 +382,6 @@ class _Lowering:
         op = self.builder.add(told, self._device(number, stage), carried.seconds, buffers, (), outputs, 0, carried.pool)
         self.builder.join(("bucket", stage, at, place), op)
         return [(op, place_of) for place_of in range(len(outputs))]
-
-    def _update(self, number: int, stage: int) -> None:
-        """The updates that wait for reductions: in groups, after all reductions of the stage."""
-        device, cuts = self._device(number, stage), self._plans.cuts[stage]
-        buffers = self._reduced.get(device, [])
-        if not buffers:
-            return
-        parts = self._parts_of(device, self._own(number, stage), stage)
-        seconds = sum(part.update for part in parts if self._members(cuts.buckets[part.bucket]) > 1)
-        groups = max(1, min(self._options.apply_groups, len(buffers)))
-        ready = self._waits[device] + sorted({op for op, _ in buffers})
-        for group in range(groups):
-            share = buffers[group * len(buffers) // groups : (group + 1) * len(buffers) // groups]
-            name = self._name_of_update(stage) + (f", group {group}" if groups > 1 else "")
-            op = self.builder.add(LoweredOp(name, LoweredKind.UPDATE), device, seconds / groups, share, ready)
-            ready = [op]
 
     def _name_of_update(self, stage: int) -> str:
         return f"update of stage {stage}" if self._num_stages > 1 else "update"

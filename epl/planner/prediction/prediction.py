@@ -379,7 +379,7 @@ def _assumptions(step: PreparedStep, costs: ModelCosts, machine: Machine) -> Lis
         found.append(
             "all replicas send the same message at the same time and divide the bandwidth of a link that they share"
         )
-        found.append("the updates of a stage begin when all of its gradients are reduced; buckets follow each other")
+        found.append("gradients are applied as their buckets come, without a norm of all; buckets follow each other")
     if len(layout.stages) > 1:
         found.append("transfers between stages and reductions of gradients do not slow each other down")
     if layout.splits:

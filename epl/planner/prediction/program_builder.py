@@ -96,7 +96,8 @@ class ProgramBuilder:
           temporary: bytes that it allocates while it runs.
           pool: names the link that carries it; () if the device runs it.
         """
-        number = -1 if not pool else self._devices + self._pools.setdefault(pool, len(self._pools))
+        # A device runs its ops in the order in which they become ready, as a GPU does: so it names its own pool.
+        number = device if not pool else self._devices + self._pools.setdefault(pool, len(self._pools))
         self.ops.append(
             SimulatedOp(
                 device, seconds, False, tuple(inputs), tuple(after), tuple(outputs), temporary, (-1, 0), number

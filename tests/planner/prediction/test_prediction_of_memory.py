@@ -13,7 +13,7 @@ KEPT = [Layer(weight=1000, output=100.0, kept=True)] * 4
 
 def test_replicas_hold_weights_slots_activations_and_gradients():
     costs = HandCosts(KEPT, slots={"m": 1.0, "v": 1.0})
-    found = predict(strategy(costs, devices=2), costs, machine(bandwidth=1e30), 4)
+    found = predict(strategy(costs, devices=2), costs, machine(bandwidth=1.0), 4)  # all wait for the first bucket
     memory = found.devices[0].memory
     assert memory.by_role["weights"] == 4000 and memory.by_role["slots"] == 8000
     # The backward pass of the first layer: its output, and the gradient of it; all gradients of weights are there.
@@ -36,13 +36,15 @@ def test_activations_are_freed_as_the_backward_pass_goes():
     assert memory.by_role["activations"] == 1000 and memory.seconds == 8.0
 
 
-def test_gradients_of_a_single_replica_are_applied_as_they_come():
+def test_gradients_are_applied_as_they_come():
     costs = HandCosts([Layer(weight=1000)] * 8)
-    alone, together = [
-        predict(strategy(costs, devices=devices), costs, machine(bandwidth=1e30), 2).devices[0].memory.by_role
-        for devices in (1, 2)
+    alone, quick, slow = [
+        predict(strategy(costs, devices=devices), costs, machine(bandwidth=bandwidth), 2).devices[0].memory.by_role
+        for devices, bandwidth in ((1, 1.0), (2, 1e30), (2, 1.0))
     ]
-    assert alone["gradients"] == 1000 and together["gradients"] == 8000
+    assert alone["gradients"] == 1000
+    assert quick["gradients"] <= 4000  # two buckets of up to two layers
+    assert slow["gradients"] == 8000
 
 
 def test_what_is_not_kept_is_freed_by_its_last_use():
