@@ -105,7 +105,7 @@ def _lanes(
     of_pools: Dict[int, List[TraceSlice]] = {}
     shown: Set[Tuple[int, int]] = set()
     for number, op in enumerate(program.ops):
-        if op.pool < 0:
+        if op.pool in (-1, program.pools[op.device]):
             of_devices[op.device][number in collective_of].append(slices[number])
         elif number not in collective_of or (collective_of[number], op.pool) not in shown:
             of_pools.setdefault(op.pool, []).append(slices[number])

@@ -31,6 +31,12 @@ def test_devices_and_links_have_names(prediction, events):
     assert lanes == {"critical path", "computes"} | links
 
 
+def test_passes_are_in_the_lanes_of_their_devices(events):
+    processes = {event["pid"]: event["args"]["name"] for event in events if event["name"] == "process_name"}
+    found = {processes[event["pid"]] for event in events if event["ph"] == "X" and event["name"].startswith("1F0")}
+    assert "simulated: links" not in found and len(found) >= 1
+
+
 def test_times_are_those_of_the_prediction(prediction, events):
     assert max(event["ts"] + event["dur"] for event in events if event["ph"] == "X") == pytest.approx(
         1e6 * prediction.seconds
