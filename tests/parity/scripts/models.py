@@ -40,7 +40,7 @@ def cross_entropy(y: tf.Tensor, logits: tf.Tensor) -> tf.Tensor:
 
 
 def weights(
-    name: str, shape: list, use_resource: bool = None, trainable: bool = True, dtype: tf.DType = tf.float32
+    name: str, shape: list, use_resource: bool = None, trainable: bool = True, dtype: tf.DType = None
 ) -> tf.Variable:
     """A variable made with tf.get_variable."""
     return tf.get_variable(
