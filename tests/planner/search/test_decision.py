@@ -53,7 +53,7 @@ def test_a_search_finds_a_plan_that_trains_as_one_device(init):  # noqa: F811
 
 
 def test_memory_decides_where_it_is_short(init, tmp_path):  # noqa: F811
-    machine = {"devices": {"tiny": {"preset": "v100-16", "memory": "40 MB"}}, "nodes": ["4*tiny"]}
+    machine = {"devices": {"tiny": {"preset": "v100-16", "memory": "36 MB"}}, "nodes": ["4*tiny"]}
     init(4, annotate=False, auto__planner="search", auto__machine=_machine(tmp_path, machine), auto__rows=16)
     _minimize(width=768)
     found = Graph.get().state_of(SearchResult)
