@@ -23,6 +23,7 @@ from epl.planner.machine import presets
 from epl.planner.machine.files import read_machine
 from epl.planner.machine.job_devices import job_of_machine
 from epl.utils.errors import MachineError
+from epl.utils.whole_file import write_whole
 
 if TYPE_CHECKING:
     from epl.parallel.plan.strategy import Strategy
@@ -205,7 +206,7 @@ def _plan(parser: argparse.ArgumentParser, options: argparse.Namespace, settings
     ]
     for path, what, text_of in files:
         if path:
-            _write(path, text_of())
+            write_whole(path, text_of())
             print(f"\n{path}: {what}")
     if options.trace and plan.prediction is not None:
         prediction_trace.write_prediction(plan.prediction, options.trace)
@@ -234,14 +235,6 @@ def _ended_without_plan(ended: BaseException) -> int:
         why = f"no plan: {ended}" if isinstance(ended, EplError) else "The script failed."
     sys.stderr.write(f"epl-plan: {why}\n")
     return NO_PLAN if isinstance(ended, EplError) else SCRIPT_FAILED
-
-
-def _write(path: str, text: str) -> None:
-    """Writes a file, whole or not at all."""
-    part = path + ".part"
-    with open(part, "w", encoding="utf-8") as file:
-        file.write(text)
-    os.replace(part, path)
 
 
 def _compare(parser: argparse.ArgumentParser, mine: str, other: str) -> int:

@@ -76,11 +76,13 @@ def train(plan, steps):
     planned_model.measured = waits
     rank = json.loads(os.environ["TF_CONFIG"])["task"]["index"] if plan.workers > 1 else 0
     rows, loss, train_op = build(plan, plan.speeds[rank] if plan.speeds else 1.0)
-    shares = asked_for(Env.get().config) or (1,) * plan.workers
-    of_workers = np.reshape(share_out(plan.rows, shares), [plan.workers, -1]).sum(axis=1)
-    assert of_workers[rank] == epl.local_rows(plan.rows)
-    begin = of_workers[:rank].sum()
-    batch = np.random.RandomState(0).rand(plan.rows, WIDTH).astype(np.float32)[begin : begin + of_workers[rank]]
+    batch = np.random.RandomState(0).rand(plan.rows, WIDTH).astype(np.float32)
+    if plan.workers == 1 or len(plan.layers) == 1:  # else worker 0 feeds the only replica
+        shares = asked_for(Env.get().config) or (1,) * plan.workers
+        of_workers = np.reshape(share_out(plan.rows, shares), [plan.workers, -1]).sum(axis=1)
+        assert of_workers[rank] == epl.local_rows(plan.rows)
+        begin = of_workers[:rank].sum()
+        batch = batch[begin : begin + of_workers[rank]]
     # As many threads as may wait at the same time.
     with tf.Session(config=tf.ConfigProto(inter_op_parallelism_threads=4 * plan.devices + 4)) as session:
         session.run(tf.global_variables_initializer())
