@@ -51,6 +51,9 @@ COMMANDS = {
     "epl-plan --devices 2x4 --set zero.level=v1 --save plan.json train.py": (
         "tests/planner/test_plan_command.py::test_workers_that_are_not_there"
     ),
+    "epl-plan --machine 2x8*v100-32,eth-25 --rows 512 --search --save plan.json train.py": (
+        "tests/planner/test_plan_command.py::test_searches_for_the_fastest_plan_and_saves_it"
+    ),
     "epl-plan --calibrate here.yaml --devices 2x1": ("tests/planner/calibration/test_calibrate.py::test_this_machine"),
     "epl-trace merge trace_step_2.json epl_profile/trace_step_2_worker_*.json": (
         "tests/profiler/test_merged_trace.py::test_the_console_script_loads_no_tensorflow"
