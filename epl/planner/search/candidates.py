@@ -92,7 +92,8 @@ def _all_settings(stages: int, replicas: int) -> Iterator[Mapping[str, object]]:
         saving += [{"zero.level": level}, {"zero.level": level, "gradient_checkpoint.type": "auto"}]
     for settings in saving:
         for count in _MICRO_BATCHES:
-            yield dict(settings, **({"pipeline.num_micro_batch": stages * count} if stages * count > 1 else {}))
+            if stages > 1 or count == 1:  # with one stage a run of the script would be one micro batch, not a step
+                yield dict(settings, **({"pipeline.num_micro_batch": stages * count} if stages > 1 else {}))
 
 
 def _with_settings(strategy: Strategy, settings: Mapping[str, object]) -> Optional[Strategy]:

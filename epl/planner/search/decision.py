@@ -2,21 +2,25 @@
 
     the script's own strategy -> candidates -> simulated on the machine -> the fastest that fits
 
-A batch that the script has built in stays: candidates with another number of replicas would train on other batches, and
-are left out.
+A candidate must train on the same batches as the script as it is. With one stage a run of the training op is one micro
+batch; with several it is a step, which cuts what is fed, but reads a batch for each micro batch. Others are left out.
 """
 
 import logging
+from fractions import Fraction
 from typing import Any, Iterator, List, NamedTuple, Optional, Sequence, Tuple
 
+import tensorflow.compat.v1 as tf
+
 from epl.env import Env
+from epl.ir import op_types
 from epl.ir.graph import Graph
 from epl.ir.view import GraphView
 from epl.parallel.auto_partition.partition import partition
 from epl.parallel.plan.strategy import Strategy
 from epl.parallel.strategy import forward, record
 from epl.planner.machine.machine import Machine
-from epl.planner.prediction.layout import lay_out
+from epl.planner.prediction.layout import decided, lay_out
 from epl.planner.prediction.prediction import predict
 from epl.planner.search import comparison
 from epl.planner.search.candidates import PlanCandidate, candidates
@@ -75,7 +79,8 @@ def find_strategy(graph: Graph, ys: Any, xs: Sequence[Any]) -> Strategy:
 
 def _searched(graph: Graph, ys: Any, model: PlannedModel, machine: Machine) -> Strategy:
     """The fastest candidate that fits."""
-    replicas = _replicas(model.strategy, model, machine)
+    own = _batches(model.strategy, model, machine)
+    are_cut = _are_cut(graph, model)
 
     def balanced_candidates() -> Iterator[PlanCandidate]:
         for one in candidates(model.strategy, model.rows, lambda count: _stages(graph, ys, count)):
@@ -85,8 +90,7 @@ def _searched(graph: Graph, ys: Any, model: PlannedModel, machine: Machine) -> S
                 yield one
 
     def simulate(strategy: Strategy) -> PlanOutcome:
-        if model.costs.rows is not None and _replicas(strategy, model, machine) != replicas:
-            raise PlanError(f"another number of replicas, and the script has {model.costs.rows} rows for each.")
+        _refuse_other_batches(_batches(strategy, model, machine), own, are_cut)
         return outcome(strategy, model, machine)
 
     compared = comparison.compare(list(balanced_candidates()), simulate)
@@ -96,9 +100,65 @@ def _searched(graph: Graph, ys: Any, model: PlannedModel, machine: Machine) -> S
     return chosen.candidate.strategy
 
 
-def _replicas(strategy: Strategy, model: PlannedModel, machine: Machine) -> int:
+class _Batches(NamedTuple):
+    """How a strategy takes batches.
+
+    Attributes:
+      of_workers: the replicas of the model that each worker has.
+      micro_batches: of a replica, in a run of the training op.
+      runs: of the training op, for an update.
+    """
+
+    of_workers: Tuple[int, ...]
+    micro_batches: int
+    runs: int
+
+    @property
+    def replicas(self) -> int:
+        """The replicas of all workers."""
+        return sum(self.of_workers)
+
+    @property
+    def parts(self) -> Tuple[Fraction, ...]:
+        """The part of the replicas that each worker has, and of what it reads or feeds in what is trained."""
+        return tuple(Fraction(count, self.replicas) for count in self.of_workers)
+
+
+def _batches(strategy: Strategy, model: PlannedModel, machine: Machine) -> _Batches:
     even = with_balance(strategy, "even") if is_open(strategy) else strategy
-    return lay_out(even, machine, model.rows).ranks
+    micro_batches = int(decided(strategy)["pipeline.num_micro_batch"])
+    found = lay_out(even, machine, strategy.workers * strategy.devices * micro_batches)
+    owners = [device // strategy.devices for device in found.stages[0]]
+    of_workers = tuple(owners.count(worker) for worker in range(strategy.workers))
+    is_pipeline = len(found.stages) > 1
+    return _Batches(of_workers, micro_batches if is_pipeline else 1, 1 if is_pipeline else micro_batches)
+
+
+def _are_cut(graph: Graph, model: PlannedModel) -> bool:
+    """Whether a plan may cut the rows of a run as it likes.
+
+    All of them are fed, by placeholders that leave their number open, and no batch norm computes with those of a part.
+    """
+    types = {op.type for op in model.strategy.ops}
+    is_fed = any(op.type == "Placeholder" and op.outputs[0].partition("[")[2] != "]" for op in model.strategy.ops)
+    has_norm = any("BatchNorm" in one for one in types) or bool(graph.tf_graph.get_collection(tf.GraphKeys.UPDATE_OPS))
+    return is_fed and model.costs.rows is None and not types & op_types.DATA_SOURCES and not has_norm
+
+
+def _refuse_other_batches(batches: _Batches, own: _Batches, are_cut: bool) -> None:
+    """Raises PlanError for a strategy that would train on other batches than the script as it is."""
+    if batches.runs != own.runs:
+        raise PlanError(
+            f"an update would take {batches.runs} run(s) of the training op, and {own.runs} in the script as it is."
+        )
+    is_same = batches.replicas * batches.micro_batches == own.replicas * own.micro_batches
+    if Env.get().asked_local_rows:  # the replicas of a worker divide what it reads
+        is_same = batches.micro_batches == own.micro_batches
+    if batches.parts != own.parts or not (are_cut or is_same):
+        raise PlanError(
+            "{} replica(s) x {} micro batch(es) would train on other batches than the {} x {} of the script as it "
+            "is.".format(batches.replicas, batches.micro_batches, own.replicas, own.micro_batches)
+        )
 
 
 def outcome(strategy: Strategy, model: PlannedModel, machine: Machine) -> PlanOutcome:

@@ -91,7 +91,7 @@ def _rows(config: Config, strategy: Strategy, machine: Machine, costs: ModelCost
     even = with_balance(strategy, "even") if is_open(strategy) else strategy
     ranks = lay_out(even, machine, strategy.workers * strategy.devices * micro_batches).ranks
     if costs.rows is not None:
-        rows, why = costs.rows, "as the script says"
+        rows, why = costs.rows * micro_batches, "as the script says"
     else:
         rows, why = _ROWS * micro_batches, "as the script leaves it open"
     return rows * ranks, f"a batch has {rows * ranks} rows: {rows} for each of {ranks} replica(s), {why}"

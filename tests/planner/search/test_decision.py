@@ -11,7 +11,8 @@ from epl.env import Env
 from epl.ir.graph import Graph
 from epl.parallel import transformation
 from epl.parallel.plan import strategy as strategies
-from epl.planner.search.decision import SearchResult
+from epl.planner.prediction.layout import decided
+from epl.planner.search.decision import SearchResult, find_strategy
 from epl.utils.errors import PlanError
 from tests.parallel.in_process import init  # noqa: F401
 
@@ -65,12 +66,64 @@ def test_memory_decides_where_it_is_short(init, tmp_path):  # noqa: F811
         _minimize(width=768)
 
 
-def test_a_batch_that_is_built_in_keeps_the_number_of_replicas(init):  # noqa: F811
+def _trained_batches(found):
+    """(stages, micro batches) of the candidates that can be simulated."""
+    return {
+        (len(one.candidate.strategy.blocks), decided(one.candidate.strategy)["pipeline.num_micro_batch"])
+        for one in found.compared
+        if one.outcome
+    }
+
+
+def test_a_batch_that_is_built_in_is_read_as_often(init):  # noqa: F811
     init(4, annotate=False, auto__planner="search", auto__machine="4*v100-16")
     _minimize(rows=8)
     found = Graph.get().state_of(SearchResult)
-    assert {len(one.candidate.strategy.blocks) for one in found.compared if one.fits} == {1}
-    assert any("another number of replicas, and the script has 8 rows" in one.refusal for one in found.compared)
+    assert _trained_batches(found) == {(1, 1), (2, 2), (4, 4)}
+    words = "4 micro batch(es) would train on other batches than the 4 x 1 of the script"
+    assert any(words in one.refusal for one in found.compared)
+
+
+def test_a_batch_of_an_iterator_or_of_batch_norm_is_taken_as_it_is(init):  # noqa: F811
+    for is_fed in (False, True):
+        init(4, annotate=False, auto__planner="search", auto__machine="4*v100-16")
+        if is_fed:
+            rows = tf.placeholder(tf.float32, [None, 8])
+            rows = tf.layers.batch_normalization(rows, training=True)
+        else:
+            data = tf.data.Dataset.from_generator(lambda: iter(()), tf.float32, [None, 8])
+            rows = tf.data.make_one_shot_iterator(data).get_next()
+        for _ in range(4):
+            rows = tf.layers.dense(rows, 8)
+        tf.train.GradientDescentOptimizer(0.1).minimize(tf.reduce_mean(rows))
+        assert _trained_batches(Graph.get().state_of(SearchResult)) == {(1, 1), (2, 2), (4, 4)}
+
+
+def test_as_many_runs_make_an_update(init):  # noqa: F811
+    config = {"auto__planner": "search", "auto__machine": "4*v100-16", "auto__rows": 64}
+    init(4, annotate=False, **config)
+    _minimize()
+    trained = _trained_batches(Graph.get().state_of(SearchResult))
+    assert (2, 8) in trained and {one for one in trained if one[0] == 1} == {(1, 1)}
+    init(4, annotate=False, pipeline__num_micro_batch=4, **config)
+    _minimize()
+    found = Graph.get().state_of(SearchResult)
+    assert _trained_batches(found) == {(1, 4)}
+    words = "an update would take 1 run(s) of the training op, and 4 in the script as it is"
+    assert any(words in one.refusal for one in found.compared)
+
+
+def test_every_worker_keeps_its_part_of_the_rows(init, monkeypatch):  # noqa: F811
+    hosts = ["a.invalid:1", "b.invalid:1"]
+    cluster = {"cluster": {"worker": hosts}, "task": {"type": "worker", "index": 0}}
+    monkeypatch.setenv("TF_CONFIG", json.dumps(cluster))
+    init(2, annotate=False, auto__planner="search", auto__machine="2x2*v100-16,eth-25", auto__rows=64)
+    x = tf.placeholder(tf.float32, [None, 64])
+    hidden = x
+    for _ in range(4):
+        hidden = tf.layers.dense(hidden, 64)
+    find_strategy(Graph.get(may_create=True), tf.reduce_mean(hidden), tf.trainable_variables())
+    assert {stages for stages, _ in _trained_batches(Graph.get().state_of(SearchResult))} == {1, 2}
 
 
 def test_rows_by_speed(init, tmp_path):  # noqa: F811
