@@ -15,6 +15,7 @@ from epl.utils import tf_server
 
 if TYPE_CHECKING:  # `epl.init` makes them and hands them in
     from epl.cluster.cluster import Cluster
+    from epl.parallel.plan.strategy import Strategy
     from epl.parallel.strategy.replay import FindStrategy
     from epl.runtime.server import ProcessServer
     from epl.strategies.context import StrategyContext
@@ -39,6 +40,7 @@ class Env:
         self.process_server: Optional["ProcessServer"] = None  # if a model spans processes
         self.asked_local_rows = False  # since epl.init: the script reads batches of its own sizes
         self.find_strategy: Optional["FindStrategy"] = None  # the planner; `epl.init` hands it in
+        self.found_strategy: Optional["Strategy"] = None  # what it has decided since epl.init
         self.met: Optional[Job] = None  # whose processes agree on the configuration; set by epl.parallel.plan.agreement
 
     @classmethod
@@ -59,6 +61,7 @@ class Env:
         self._strategy_context = None
         self.is_ready = False
         self.asked_local_rows = False
+        self.found_strategy = None
         self.met = None
 
     def init(self, config: Config, cluster: "Cluster", strategy_context: "StrategyContext") -> None:

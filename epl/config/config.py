@@ -139,6 +139,11 @@ class Config:
             before = entry.before if entry.source == _FROM_PLANNER else (entry.value, entry.source)
             self._entries[name] = _Entry(_convert(KEY_BY_NAME[name], value), _FROM_PLANNER, before)
 
+    def asked(self, name: str) -> Any:
+        """Returns the value of a key by the user or by default, whatever EPL has decided."""
+        entry = self._entry(name)
+        return entry.before[0] if entry.source == _FROM_PLANNER else entry.value
+
     def is_open(self, name: str) -> bool:
         """Returns whether the user has left a key to EPL: not set, or set to a word that says so ("speed")."""
         return not self.is_set(name) or self.get(name) == _OPEN.get(name, object())

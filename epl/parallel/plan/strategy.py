@@ -137,7 +137,7 @@ def strategy_key(config: Config) -> str:
         return "auto.plan_file"
     if config.auto.planner == "search":
         return "auto.planner"
-    return "auto.balance" if config.auto.balance == "speed" else ""
+    return "auto.balance" if config.asked("auto.balance") == "speed" else ""
 
 
 def fingerprint(ops: Sequence[ForwardOp]) -> str:

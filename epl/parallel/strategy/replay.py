@@ -58,6 +58,9 @@ def use_file(graph: Graph, ys: Any, path: str) -> None:
 def use_found(graph: Graph, ys: Any, xs: Sequence[Any], find: FindStrategy) -> None:
     """Annotates and configures a model as the planner says.
 
+    The configuration is that of all graphs, so the planner decides once after each epl.init, and a model that is built
+    again (`Estimator.train`) is trained by the same strategy.
+
     Args:
       graph: the model, about to be differentiated.
       ys: its objective.
@@ -65,12 +68,18 @@ def use_found(graph: Graph, ys: Any, xs: Sequence[Any], find: FindStrategy) -> N
       find: the planner; worker 0 calls it.
 
     Raises:
-      PlanError: no plan is found, or the script says otherwise.
+      PlanError: no plan is found, the script says otherwise, or it has another model than before.
     """
-    told = _of_worker_0(lambda: _found(graph, ys, xs, find))
-    if told.error:
-        raise PlanError(told.error)
-    _use(graph, ys, strategies.from_json(told.text), "the planner")
+    env = Env.get()
+    source = "the planner"
+    if env.found_strategy is not None:
+        source += ", which decides for one model after each epl.init (call it again before the next one),"
+    else:
+        told = _of_worker_0(lambda: _found(graph, ys, xs, find))
+        if told.error:
+            raise PlanError(told.error)
+        env.found_strategy = strategies.from_json(told.text)
+    _use(graph, ys, env.found_strategy, source)
 
 
 def _use(graph: Graph, ys: Any, strategy: Strategy, source: str) -> None:
@@ -100,9 +109,10 @@ def _of_worker_0(tell: Callable[[], _Told]) -> _Told:
     env = Env.get()
     cluster = env.cluster
     assert cluster is not None
+    if cluster.worker_num > 1:
+        agreement.meet()  # before a search, which may take longer than a worker waits for one that does not join
     told = tell() if cluster.worker_index == 0 else _Told("", "")
     if cluster.worker_num > 1:
-        agreement.meet()
         text = agreement.from_worker_0(f"strategy of {env.new_shards_name()}", json.dumps(told))
         told = _Told(*json.loads(text))
     return told

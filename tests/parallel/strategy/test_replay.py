@@ -3,6 +3,7 @@
 import contextlib
 import functools
 import json
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -14,7 +15,7 @@ from epl.ir.graph import Graph
 from epl.parallel.plan import plan as plans
 from epl.parallel.plan import strategy as strategies
 from epl.parallel.plan.sections import PartitionSection, SplitSection
-from epl.parallel.strategy import record
+from epl.parallel.strategy import record, replay
 from epl.utils.errors import PlanError
 from tests.parallel.in_process import rewritten
 
@@ -218,6 +219,16 @@ def test_a_search_decides_what_the_script_leaves_open(init):
         assert len(same.stages) == 2 and same.schedule == plan.schedule
         assert Env.get().config.provenance("pipeline.num_micro_batch") == "planner"
         assert [op.block for op in again.ops] == [op.block for op in strategy.ops]
+
+
+def test_workers_meet_before_worker_0_searches(init, monkeypatch):
+    init(2)
+    calls = []
+    monkeypatch.setattr(Env.get(), "cluster", SimpleNamespace(worker_index=0, worker_num=2))
+    monkeypatch.setattr(replay.agreement, "meet", lambda: calls.append("meet"))
+    monkeypatch.setattr(replay.agreement, "from_worker_0", lambda what, text: text)
+    told = replay._of_worker_0(lambda: calls.append("search") or replay._Told("found", ""))
+    assert calls == ["meet", "search"] and told.text == "found"
 
 
 def test_a_search_that_finds_nothing_is_an_error(init):

@@ -11,6 +11,7 @@ from epl.env import Env
 from epl.ir.graph import Graph
 from epl.parallel import transformation
 from epl.parallel.plan import strategy as strategies
+from epl.parallel.plan.strategy import Strategy
 from epl.planner.prediction.layout import decided
 from epl.planner.search.decision import SearchResult, find_strategy
 from epl.utils.errors import PlanError
@@ -133,6 +134,21 @@ def test_rows_by_speed(init, tmp_path):  # noqa: F811
     assert shares[0] > shares[1] > 0
     assert Env.get().config.provenance("auto.balance") == "planner"
     assert epl.local_rows(64) == 64
+
+
+@pytest.mark.parametrize("config", [{"auto__balance": "speed"}, {"auto__planner": "search"}])
+def test_a_model_that_is_built_again_is_trained_by_the_same_strategy(init, config):  # noqa: F811
+    init(2, annotate=False, auto__machine="2*v100-16", **config)
+    used = []
+    for _ in range(2):
+        with tf.Graph().as_default() as graph:
+            _minimize()
+            used.append(Graph.of(graph).state_of(Strategy))
+            assert transformation.transform().plan.owners == (0, 0)
+    assert used[0] is not None and used[0] is used[1]
+    with tf.Graph().as_default():
+        with pytest.raises(PlanError, match=r"\(call it again before the next one\), was made for another model"):
+            _minimize(width=32)
 
 
 def test_rows_by_speed_of_equal_devices_are_even(init):  # noqa: F811
