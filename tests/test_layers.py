@@ -72,6 +72,7 @@ BETWEEN_FEATURES = {
 # of the rest goes through `epl/parallel/feature.py`.
 IN_EVERY_PLAN = frozenset(["pipeline", "replication"])
 KNOWN_TO_CORE = {
+    ("epl.planner.costs.graph_costs", "recompute"): "which ops may be computed again",
     ("epl.planner.costs.graph_costs", "strategy"): "the forward pass that the command recorded",
     ("epl.planner.main", "strategy"): "the command records the strategy of a script",
     ("epl.planner.prediction.gradients", "zero"): "which variables ZeRO gathers together, and in which blocks",

@@ -10,7 +10,7 @@ alone), shapes, random numbers, stateful ops, loops and branches. `division.py` 
 user does with a collection; `order.py` decides when a segment is recomputed; `recompute_segments.py` changes the graph.
 """
 
-from typing import Collection, Dict, Iterable, List, Mapping, NamedTuple, Set, Tuple
+from typing import Collection, Dict, Iterable, List, Mapping, NamedTuple, Sequence, Set, Tuple
 
 import tensorflow.compat.v1 as tf
 
@@ -93,24 +93,32 @@ def find_recomputable(
       writes: the nodes that write variables in a training step.
       types: shape and dtype of the outputs of the forward pass.
     """
-    stateful = {op_type for op_type in set(view.types) if tf_compat.is_stateful(tf_graph, op_type)}
-    never = (
-        stateful
-        | op_types.VARIABLES
-        | op_types.DATA_SOURCES
-        | op_types.PLACEHOLDERS
-        | op_types.CONTROL_FLOW
-        | SHAPE_OPS
-    )
-    collectives = set(COLLECTIVE_OP_TYPES)
-    never |= collectives
-    depths = depths_of(view)
-    batch = batch_nodes(view, stateful - collectives)  # equal inputs give equal outputs: full weights
     unsteady = _readers_of_written(view, writes, view.descendants(backward.seeds))
+    return find_repeatable(tf_graph, view, backward.forward, types, unsteady)
+
+
+def find_repeatable(
+    tf_graph: tf.Graph, view: GraphView, forward: Sequence[int], types: Types, unsteady: Collection[int] = ()
+) -> Set[int]:
+    """As `find_recomputable`, for a forward pass whose backward pass need not exist.
+
+    Args:
+      tf_graph: the graph.
+      view: its view.
+      forward: the nodes of the forward pass, each after its producers.
+      types: shape and dtype of their outputs.
+      unsteady: nodes that would read other values later.
+    """
+    stateful = {op_type for op_type in set(view.types) if tf_compat.is_stateful(tf_graph, op_type)}
+    collectives = set(COLLECTIVE_OP_TYPES)
+    batch = batch_nodes(view, stateful - collectives)  # equal inputs give equal outputs: full weights
+    never = stateful | op_types.VARIABLES | op_types.DATA_SOURCES | op_types.PLACEHOLDERS
+    never |= op_types.CONTROL_FLOW | SHAPE_OPS | collectives
+    depths = depths_of(view)
     library = {function.signature.name for function in view.graph_def.library.function}
     found = {
         node
-        for node in backward.forward
+        for node in forward
         if (node in batch or WEIGHT_ATTR in view.nodes[node].attr)
         and view.types[node] not in never
         and depths[node] == (0, 0)
@@ -118,7 +126,7 @@ def find_recomputable(
         and not any(_is_handle(output) for output in types[node])
         and not (library and _calls_function(view, node, library))
     }
-    return found - _kept_random(view, backward, found, types)
+    return found - _kept_random(view, forward, found, types)
 
 
 def _is_handle(output: TensorType) -> bool:
@@ -144,20 +152,20 @@ def _readers_of_written(view: GraphView, writes: Collection[int], backward: Set[
     return {consumer for node in written for consumer in consumers[node]}
 
 
-def _kept_random(view: GraphView, backward: BackwardPass, recomputable: Set[int], types: Types) -> Set[int]:
+def _kept_random(view: GraphView, forward: Sequence[int], recomputable: Set[int], types: Types) -> Set[int]:
     """The nodes to keep for random numbers: the smallest tensor computed from them alone, such as a mask of dropout.
 
     RandomUniform --> Mul --> Add --> GreaterEqual (bool: kept) --> Cast --> Mul with activations
     """
     consumers = view.consumers()
-    forward = set(backward.forward)
+    members = set(forward)
     kept = set()
-    for node in backward.forward:
+    for node in forward:
         if "seed2" not in view.nodes[node].attr or node in recomputable:
             continue
         smallest = node
         while True:
-            takers = [c for c in consumers[smallest] if c in forward and view.takes_data(c, smallest)]
+            takers = [c for c in consumers[smallest] if c in members and view.takes_data(c, smallest)]
             if len(takers) != 1 or takers[0] not in recomputable:
                 break
             (taker,) = takers

@@ -26,6 +26,7 @@ from epl.parallel.costs.op_times import OpTimes
 from epl.parallel.costs.op_work import find_works
 from epl.parallel.costs.ops import OpRun, OpWork
 from epl.parallel.costs.shapes import TensorType, num_bytes
+from epl.parallel.recompute import segments as recompute
 from epl.parallel.sharding.sharded_variables import ShardedVariables
 from epl.parallel.strategy.record import ForwardPass
 from epl.planner.costs.row_sizes import between, constants_between, find_row_sizes
@@ -93,7 +94,8 @@ class GraphCosts(ModelCosts):
         self._bytes: Dict[int, Dict[Tuple[TensorType, TensorType], float]] = {}
         self.rows = self._sizes.script_rows
         self.slots = find_slots(GraphView(tf_graph), trained) if slots is None else dict(slots)
-        self.ops = _model_ops(view, self._nodes, frozenset(trained), self._sizes.by_rows)
+        repeatable = recompute.find_repeatable(tf_graph, view, self._nodes, self._sizes.types[0])
+        self.ops = _model_ops(view, self._nodes, frozenset(trained), self._sizes.by_rows, repeatable)
         starts = [node for node in nodes if view.nodes[node].name in trained]
         read = [read_nodes(view, types, nodes, starts) for types in self._sizes.types]
         one, other = read[0].of_node, read[1].of_node
@@ -259,7 +261,11 @@ def basis_of(device: Device) -> str:
 
 
 def _model_ops(
-    view: GraphView, nodes: Sequence[int], trained: FrozenSet[str], by_rows: FrozenSet[int]
+    view: GraphView,
+    nodes: Sequence[int],
+    trained: FrozenSet[str],
+    by_rows: FrozenSet[int],
+    repeatable: Collection[int],
 ) -> Tuple[ModelOp, ...]:
     place = {node: number for number, node in enumerate(nodes)}
     found = []
@@ -275,6 +281,7 @@ def _model_ops(
                 parameter_bytes(view, node),
                 op_type in op_types.VARIABLES and name in trained,
                 node in by_rows,
+                node in repeatable,
             )
         )
     return tuple(found)

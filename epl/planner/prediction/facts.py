@@ -9,6 +9,7 @@ Ops are given by number, in the order of the forward pass; the backward pass run
 from typing import Dict, FrozenSet, List, NamedTuple, Sequence, Set, Tuple
 
 from epl.ir import op_types
+from epl.ir.dataflow import ALIASES
 from epl.parallel.plan.strategy import OUTSIDE, Strategy
 from epl.planner.simulator.model_costs import ModelCosts, ModelOp
 from epl.utils.errors import PlanError
@@ -45,7 +46,8 @@ class ModelFacts(NamedTuple):
       stage_of: by op.
       from_data: whether an op depends on data, by op.
       has_gradient: whether a gradient flows through the outputs of an op, by op.
-      last_use: by op, the last op of its stage that takes an output of it; itself if none does.
+      memory_of: by op, the op of its stage that has made the memory of its outputs: for a reshape, that of its input.
+      last_use: by op, the last op of its stage that takes an output of it, also as a reshape; itself if none does.
       variables: the trained ones, by number of the op.
       crossing: (stage, later stage) -> the outputs that the later one takes.
     """
@@ -54,6 +56,7 @@ class ModelFacts(NamedTuple):
     stage_of: Tuple[int, ...]
     from_data: Tuple[bool, ...]
     has_gradient: Tuple[bool, ...]
+    memory_of: Tuple[int, ...]
     last_use: Tuple[int, ...]
     variables: Tuple[TrainedVariable, ...]
     crossing: Dict[Tuple[int, int], Tuple[Output, ...]]
@@ -83,16 +86,19 @@ def find_facts(strategy: Strategy, costs: ModelCosts, stage_of_block: Sequence[i
     stage_of = tuple(0 if op.block == OUTSIDE else stage_of_block[op.block] for op in strategy.ops)
     from_data: List[bool] = []
     trained: List[bool] = []
+    memory_of: List[int] = []
     last_use = list(range(len(ops)))
     crossing: Dict[Tuple[int, int], Dict[Output, None]] = {}
     for number, op in enumerate(ops):
         producers = [producer for producer, _ in op.inputs]
         from_data.append(op.by_rows or any(from_data[p] for p in producers))
         trained.append(op.is_trained or any(trained[p] for p in producers))
+        shares = op.type in ALIASES and bool(producers) and stage_of[producers[0]] == stage_of[number]
+        memory_of.append(memory_of[producers[0]] if shares else number)
         for producer, output in op.inputs:
             own, other = stage_of[producer], stage_of[number]
             if own == other:
-                last_use[producer] = number
+                last_use[producer] = last_use[memory_of[producer]] = number
             elif own < other:
                 crossing.setdefault((own, other), {})[producer, output] = None
             else:
@@ -107,6 +113,7 @@ def find_facts(strategy: Strategy, costs: ModelCosts, stage_of_block: Sequence[i
         stage_of,
         tuple(from_data),
         has_gradient,
+        tuple(memory_of),
         tuple(last_use),
         _variables(strategy, ops, from_data, stage_of),
         {stages: tuple(outputs) for stages, outputs in crossing.items()},

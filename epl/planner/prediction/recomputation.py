@@ -4,7 +4,7 @@ The division into segments is that of `recompute/division.py`, which divides a m
 bytes are alive as candidates for cuts.
 """
 
-from typing import NamedTuple, Tuple
+from typing import NamedTuple, Sequence, Tuple
 
 import numpy as np
 
@@ -19,12 +19,12 @@ class StageRecomputation(NamedTuple):
     Attributes:
       starts: positions where segments begin.
       recomputed: whether the op runs a second time.
-      held: whether its outputs stay all the same, because a later segment takes them.
+      freed: whether its outputs do not stay until the backward pass, so that it runs again if that needs them.
     """
 
     starts: Tuple[int, ...]
     recomputed: np.ndarray
-    held: np.ndarray
+    freed: np.ndarray
 
 
 def divide_stage(
@@ -33,6 +33,8 @@ def divide_stage(
     kept: np.ndarray,
     flops: np.ndarray,
     last: np.ndarray,
+    producers: Sequence[Sequence[int]],
+    leaves: np.ndarray,
     is_last_stage: bool,
     budget: int,
 ) -> StageRecomputation:
@@ -44,6 +46,8 @@ def divide_stage(
       kept: bytes of them that the backward pass reads.
       flops: of the op.
       last: the last position that takes an output.
+      producers: the positions that each op takes from.
+      leaves: whether another stage takes an output.
       is_last_stage: the last segment of the last stage is not recomputed.
       budget: bytes of activations (`gradient_checkpoint.memory_budget`); 0: as few as possible.
 
@@ -52,9 +56,9 @@ def divide_stage(
     """
     members = np.flatnonzero(may_be_recomputed)
     recomputed = np.zeros(len(outputs), bool)
-    held = np.zeros(len(outputs), bool)
+    freed = np.zeros(len(outputs), bool)
     if not len(members):
-        return StageRecomputation((), recomputed, held)
+        return StageRecomputation((), recomputed, freed)
     place = np.searchsorted(members, np.arange(len(outputs)))  # of each position: the first member from it on
     last_member = np.maximum(np.searchsorted(members, last[members], side="right") - 1, place[members])
     chain = Chain(
@@ -66,10 +70,14 @@ def divide_stage(
     division = _divide(chain, is_last_stage, budget)
     starts = [0, *division.cuts]
     segment = np.searchsorted(np.asarray(starts), np.arange(len(members)), side="right") - 1
-    again = ~np.isin(segment, division.whole)
-    recomputed[members] = again
-    held[members] = again & (segment[last_member] != segment)
-    return StageRecomputation(tuple(int(members[start]) for start in starts), recomputed, held)
+    # What another segment or stage takes is kept.
+    freed[members] = ~np.isin(segment, division.whole) & (segment[last_member] == segment) & ~leaves[members]
+    recomputed |= freed & (kept > 0)
+    for at in range(len(outputs) - 1, -1, -1):  # and what these are computed from
+        if recomputed[at]:
+            for producer in producers[at]:
+                recomputed[producer] |= freed[producer]
+    return StageRecomputation(tuple(int(members[start]) for start in starts), recomputed, freed)
 
 
 def _divide(chain: Chain, is_last_stage: bool, budget: int) -> Division:

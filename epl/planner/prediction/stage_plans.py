@@ -11,7 +11,6 @@ from typing import Dict, FrozenSet, Mapping, NamedTuple, Optional, Sequence, Tup
 
 import numpy as np
 
-from epl.ir import op_types
 from epl.parallel.plan.strategy import Strategy
 from epl.planner.machine.machine import Device
 from epl.planner.prediction import gradients
@@ -26,10 +25,6 @@ from epl.planner.simulator.model_costs import ModelCosts, OpCosts
 
 _SLICES = 8  # pieces by bytes, so that the backward pass frees and makes tensors in turn
 _MOST_PIECES = 8_000  # of all stages and micro batches; with more the memory is followed less closely
-_NOT_TWICE = (
-    op_types.VARIABLES | op_types.DATA_SOURCES | op_types.PLACEHOLDERS | op_types.CONTROL_FLOW | op_types.SHARED_STATE
-    | op_types.PYTHON | op_types.GENERATORS
-)  # fmt: skip
 
 
 class StageCuts(NamedTuple):
@@ -142,7 +137,6 @@ class _Maker:
         self._strategy, self._facts, self._costs = strategy, facts, costs
         self._layout, self._split, self._options = layout, split, options
         self._arrays: Dict[Tuple[int, str], Dict[str, np.ndarray]] = {}
-        self._in_loop = _ops_in_loops(facts)
         self._in_parts = self._variables_in_parts()
 
     def plan(self, stage: int, classes: Sequence[RankClass]) -> Tuple[StageCuts, Tuple[ClassStage, ...]]:
@@ -225,26 +219,31 @@ class _Maker:
             return StageRecomputation((), none, none)
         may = np.asarray(
             [
-                facts.from_data[op]
-                and bool(facts.ops[op].inputs)
-                and facts.ops[op].type not in _NOT_TWICE
-                and not facts.ops[op].type.startswith("Random")
-                and op not in self._in_loop
+                facts.ops[op].is_repeatable
                 and (options.end_taskgraph < 0 or self._strategy.ops[op].block <= options.end_taskgraph)
                 for op in ops
             ],
             bool,
         )
         position = {op: at for at, op in enumerate(ops)}
+        leaving = {op for stages, sent in facts.crossing.items() if stages[0] == stage for op, _ in sent}
+        leaving |= {facts.memory_of[op] for op in leaving}
         return divide_stage(
             may,
             self._shared(one, one.kinds[stage], "output_bytes", ops),
             self._shared(one, one.kinds[stage], "kept_bytes", ops),
             self._shared(one, one.kinds[stage], "forward_flops", ops),
             np.asarray([position[facts.last_use[op]] for op in ops], int),
+            self._producers(ops, position),
+            np.asarray([op in leaving for op in ops], bool),
             stage == len(self._layout.stages) - 1,
             options.budget,
         )
+
+    def _producers(self, ops: Sequence[int], position: Mapping[int, int]) -> Tuple[Tuple[int, ...], ...]:
+        """The positions of the ops of a stage that each op takes from."""
+        inputs = [self._facts.ops[op].inputs for op in ops]
+        return tuple(tuple({position[one] for one, _ in taken if one in position}) for taken in inputs)
 
     def _work(
         self,
@@ -255,19 +254,23 @@ class _Maker:
         position: Mapping[int, int],
     ) -> StageWork:
         kind, facts = one.kinds[stage], self._facts
-        taken = [{position[producer] for producer, _ in facts.ops[op].inputs if producer in position} for op in ops]
+        producers = self._producers(ops, position)
         outputs = self._shared(one, kind, "output_bytes", ops)
         kept = np.minimum(self._shared(one, kind, "kept_bytes", ops), outputs)
-        again, held = recomputation.recomputed, recomputation.held
+        again, freed = recomputation.recomputed, recomputation.freed
+        taken_again = np.zeros(len(ops), bool)
+        for at in np.flatnonzero(again):
+            for producer in producers[at]:
+                taken_again[[producer, position[facts.memory_of[ops[producer]]]]] = True
         return StageWork(
             threads=kind.threads,
-            producers=tuple(map(tuple, taken)),
+            producers=producers,
             once=np.asarray([not facts.from_data[op] for op in ops], bool),
             forward=self._shared(one, kind, "forward", ops),
             backward=self._shared(one, kind, "backward", ops),
             outputs=outputs,
-            kept=np.where(again, np.where(held, outputs, 0.0), kept),
-            again=np.where(again & ~held, kept, 0.0),
+            kept=np.where(freed, 0.0, np.where(taken_again, outputs, kept)),
+            again=np.where(freed, kept, 0.0),
             recomputed=again,
             gradients=np.where([facts.has_gradient[op] for op in ops], outputs, 0.0),
             last=np.asarray([position[facts.last_use[op]] for op in ops], int),
@@ -334,12 +337,3 @@ def _largest(of_classes: Sequence[StageVariable]) -> StageVariable:
         gradient_bytes=max(one.gradient_bytes for one in of_classes),
         is_sparse=all(one.is_sparse for one in of_classes),
     )
-
-
-def _ops_in_loops(facts: ModelFacts) -> FrozenSet[int]:
-    found = set()
-    for number, op in enumerate(facts.ops):
-        inside = any(producer in found for producer, _ in op.inputs)
-        if op.type in op_types.ENTERS or (inside and op.type not in op_types.EXITS):
-            found.add(number)
-    return frozenset(found)

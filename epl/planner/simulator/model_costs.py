@@ -31,6 +31,7 @@ class ModelOp(NamedTuple):
       variable_bytes: bytes of the variable that it is; 0 for other ops.
       is_trained: whether it is a variable that the objective is differentiated by.
       by_rows: whether its outputs have rows of the batch, so that they and its work grow with them.
+      is_repeatable: whether a backward pass may compute it again, instead of keeping its outputs.
     """
 
     name: str
@@ -39,6 +40,7 @@ class ModelOp(NamedTuple):
     variable_bytes: int
     is_trained: bool
     by_rows: bool
+    is_repeatable: bool
 
 
 class OpCosts(NamedTuple):

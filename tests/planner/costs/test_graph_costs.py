@@ -64,6 +64,21 @@ def test_an_mlp_costs_what_the_formula_says(rows):
     assert costs.rows is None and set(found.basis) == {Basis.DATA_SHEET}
 
 
+def test_ops_without_state_outside_of_loops_may_be_computed_again():
+    hidden = tf.layers.dense(tf.placeholder(tf.float32, [None, WIDTH], "x"), WIDTH, name="layer")
+    hidden = tf.layers.dropout(hidden, 0.1, training=True)
+    for stateful in (False, True):
+        hidden = tf.py_func(tf.identity, [hidden], tf.float32, stateful, f"python{stateful:d}")
+    hidden = tf.while_loop(lambda at, _: at < 2, lambda at, one: (at + 1, tf.tanh(one)), (0, hidden))[1]
+    costs = costs_of(tf.reduce_mean(hidden))
+    again = {op.name for op in costs.ops if op.is_repeatable}
+    assert again >= {"layer/MatMul", "layer/BiasAdd", "dropout/dropout/Cast", "python0", "Mean"}
+    # Data, weights, random numbers and the mask that is kept for them, state, and what depends on shapes alone.
+    others = {"x", "layer/kernel", "layer/kernel/read", "dropout/dropout/Shape", "dropout/dropout/GreaterEqual"}
+    others |= {"dropout/dropout/random_uniform/RandomUniform", "python1", "while/Tanh", "while/Exit_1"}
+    assert again.isdisjoint(others) and others < {op.name for op in costs.ops}
+
+
 def test_variables_are_there_anyway():
     costs = costs_of(mlp(), trained=["layer0/kernel", "layer1/kernel"])
     found = costs.at(8, CPU)

@@ -46,7 +46,7 @@ class HandCosts(ModelCosts):
         self.notes = ("made by hand",)
         self._speeds = speeds or {}
         self._known: Dict[Tuple[int, Device], OpCosts] = {}
-        ops = [ModelOp("x", "Placeholder", (), 0, False, True)]
+        ops = [ModelOp("x", "Placeholder", (), 0, False, True, False)]
         self._layer_of: Dict[int, Layer] = {0: Layer(0.0, 0.0, output=inputs)}
         self.first = []
         before = 0
@@ -55,11 +55,11 @@ class HandCosts(ModelCosts):
             inputs = [(before, 0)]
             if layer.weight:
                 inputs.append((len(ops) + 1, 0))
-                ops.append(ModelOp(f"w{number}", "VariableV2", (), layer.weight, True, False))
-                ops.append(ModelOp(f"w{number}/read", "Identity", ((len(ops) - 1, 0),), 0, False, False))
+                ops.append(ModelOp(f"w{number}", "VariableV2", (), layer.weight, True, False, False))
+                ops.append(ModelOp(f"w{number}/read", "Identity", ((len(ops) - 1, 0),), 0, False, False, False))
             before = len(ops)
             self._layer_of[before] = layer
-            ops.append(ModelOp(f"layer{number}", layer.type, tuple(inputs), 0, False, True))
+            ops.append(ModelOp(f"layer{number}", layer.type, tuple(inputs), 0, False, True, True))
         self.ops = tuple(ops)
 
     def at(self, rows: int, device: Device) -> OpCosts:

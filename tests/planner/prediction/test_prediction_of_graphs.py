@@ -5,13 +5,13 @@ import tensorflow.compat.v1 as tf
 
 import epl
 from epl.ir.graph import Graph
-from epl.parallel.plan.sections import ZeroSection
+from epl.parallel.plan.sections import RecomputeSection, ZeroSection
 from epl.parallel.strategy import record
 from epl.planner.costs.graph_costs import GraphCosts
 from epl.planner.machine import presets
-from epl.planner.prediction.prediction import predict
+from epl.planner.prediction.prediction import predict, prepare
 from epl.profiler.memory_estimate import memory_estimate
-from tests.parallel.in_process import init  # noqa: F401
+from tests.parallel.in_process import init, rewritten  # noqa: F401
 from tests.planner.prediction.hand_made import machine
 
 WIDTH, LAYERS, ROWS = 256, 6, 64  # rows of each device
@@ -74,3 +74,39 @@ def test_a_prediction_agrees_with_the_rewritten_graph(init, kind, devices, setti
     assert sum(one.times for one in reductions) == (transfers if devices > 1 and kind != "stages" else 0)
     if any(isinstance(one, ZeroSection) for one in plan.features):
         assert "all-gather" in {one.collective for one in found.traffic}
+
+
+@pytest.mark.parametrize("stages", [1, 2])
+def test_the_same_ops_are_computed_twice_as_in_the_rewritten_graph(init, stages):  # noqa: F811
+    init(2, annotate=False, gradient_checkpoint__type="auto")
+    hidden = x = tf.placeholder(tf.float32, [None, WIDTH], "x")
+    for _ in range(stages):
+        with epl.replicate(1):
+            for _ in range(LAYERS):
+                hidden = tf.layers.dropout(tf.layers.dense(hidden, WIDTH, tf.tanh), 0.1, training=True)
+            loss = tf.reduce_mean(tf.square(hidden))
+    with record.recording():
+        tf.train.MomentumOptimizer(0.1, 0.9).minimize(loss)
+        rewritten()
+    graph = Graph.of(x.graph)
+    costs = GraphCosts.of_recorded(graph, graph.state_of(record.ForwardPass))
+    step = prepare(record.strategy_of(graph), costs, machine([["cpu"] * 2], [presets.DEVICES["cpu"]]), ROWS)
+    assert len(step.plans.cuts) == stages
+    predicted = {
+        costs.ops[op].name
+        for cuts, stage in zip(step.plans.cuts, step.plans.stages[0])
+        for op, again in zip(cuts.ops, stage.work.recomputed)
+        if again
+    }
+    (section,) = [one for one in graph.rewritten.plan.features if isinstance(one, RecomputeSection)]
+    scopes = [f"EPL_RECOMPUTE/stage{one.stage}_segment{one.segment}/" for one in section.segments]
+    assert predicted == {op.name for op in costs.ops if any(has(x.graph, scope + op.name) for scope in scopes)}
+    assert {"MatMul", "Cast"} < {op.type for op in costs.ops if op.name in predicted}
+
+
+def has(tf_graph, name):
+    """Whether a graph has an op of this name."""
+    try:
+        return bool(tf_graph.get_operation_by_name(name))
+    except KeyError:
+        return False

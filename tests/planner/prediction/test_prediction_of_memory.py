@@ -53,6 +53,12 @@ def test_what_is_not_kept_is_freed_by_its_last_use():
     assert memory.by_role["activations"] == 200  # input and output of an op, or their gradients
 
 
+def test_a_reshape_uses_the_memory_of_its_input():
+    costs = HandCosts([Layer(output=100.0), Layer(type="Reshape"), Layer(type="Reshape"), Layer(output=10.0)])
+    memory = predict(strategy(costs), costs, machine([["a"]]), 1).devices[0].memory
+    assert memory.by_role["activations"] == 110
+
+
 def test_recomputation_keeps_less_and_computes_more():
     costs = HandCosts([Layer(1.0, 2.0, weight=1, output=100.0, kept=True)] * 9)
     one = machine([["a"]])
@@ -75,7 +81,8 @@ def test_all_stages_but_the_end_of_the_last_are_computed_twice():
         1,
     )
     first, second = found.devices
-    assert first.busy == pytest.approx(4 + 4 + 4) and 8 <= second.busy < 12
+    # What the other stage takes is kept, and one layer between two segments.
+    assert first.busy == pytest.approx(4 + 4 + 2) and 8 <= second.busy < 12
     only_first = strategy(
         costs, devices=2, **stages(costs, 4), gradient_checkpoint__type="auto", gradient_checkpoint__end_taskgraph=0
     )
