@@ -106,15 +106,23 @@ class GraphCosts(ModelCosts):
         self._read_memory(view, one, other, works)
 
     @classmethod
-    def of_recorded(cls, graph: Graph, found: ForwardPass, measured: Optional[Measured] = None) -> "GraphCosts":
+    def of_recorded(
+        cls,
+        graph: Graph,
+        found: ForwardPass,
+        measured: Optional[Measured] = None,
+        slots: Optional[Dict[str, float]] = None,
+    ) -> "GraphCosts":
         """The costs of a model that was recorded (`strategy/record.py`), also after it has been rewritten.
 
         Args:
           graph: its graph.
           found: its forward pass.
           measured: what was measured of single ops.
+          slots: those of the optimizer, as the attribute; None: as the graph has them, also in shards.
         """
-        slots = find_slots(GraphView(graph.tf_graph), found.trained, graph.state_of(ShardedVariables))
+        if slots is None:
+            slots = find_slots(GraphView(graph.tf_graph), found.trained, graph.state_of(ShardedVariables))
         return cls(graph.tf_graph, found.view, found.nodes, found.trained, slots, measured)
 
     def at(self, rows: int, device: Device) -> OpCosts:

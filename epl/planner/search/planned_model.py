@@ -62,7 +62,7 @@ def planned_model(graph: Graph, found: ForwardPass, slots: Optional[Dict[str, fl
     machine, assumed = _machine(env.config, env.cluster)
     profile = open_profile(env.config.auto.profile, env.cluster, machine.devices[0])
     times = measured if profile is None else profile.measured
-    costs = GraphCosts(graph.tf_graph, found.view, found.nodes, found.trained, slots, times)
+    costs = GraphCosts.of_recorded(graph, found, times, slots)
     rows, counted = _rows(env.config, strategy, machine, costs)
     return PlannedModel(strategy, costs, machine, rows, profile, (*assumed, counted))
 

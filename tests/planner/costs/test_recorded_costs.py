@@ -5,8 +5,8 @@ import tensorflow.compat.v1 as tf
 
 from epl.ir.graph import Graph
 from epl.parallel.strategy import record
-from epl.planner.costs.graph_costs import GraphCosts
 from epl.planner.machine.presets import DEVICES
+from epl.planner.search.planned_model import planned_model
 from tests.parallel.in_process import init, rewritten  # noqa: F401
 
 
@@ -19,7 +19,7 @@ def test_copies_and_shards_change_no_costs(init, level):  # noqa: F811
         tf.train.AdamOptimizer().minimize(loss)
         rewritten()
     graph = Graph.get()
-    costs = GraphCosts.of_recorded(graph, graph.state_of(record.ForwardPass))
+    costs = planned_model(graph, graph.state_of(record.ForwardPass)).costs
     found = costs.at(8, DEVICES["cpu"])
     assert costs.slots == {"Adam": 1.0, "Adam_1": 1.0}
     assert [op.name for op in costs.ops] == [op.name for op in graph.state_of(record.ForwardPass).ops]
