@@ -23,7 +23,7 @@ class StageVariable(NamedTuple):
     Attributes:
       op: number of the op in the forward pass.
       bytes: that a step without ZeRO has on the rank: of the variable, or of its shard in a split.
-      gradient_bytes: of its gradient on the rank; fewer than `bytes` if the gradient is sparse.
+      gradient_bytes: of its gradient on the rank; of the rows that are looked up, with their indices, if it is sparse.
       dtype: of the gradient.
       complete: the position in the stage at which the backward pass completes the gradient.
       uses: the positions that compute with it.

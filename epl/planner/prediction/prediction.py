@@ -256,6 +256,7 @@ def _options(strategy: Strategy, layout: StrategyLayout, config: Config) -> Step
         budget=int(config.gradient_checkpoint.memory_budget),
         max_splits=int(config.communication.max_splits),
         half=bool(config.communication.fp16),
+        sparse_as_dense=bool(config.communication.sparse_as_dense),
         apply_groups=int(values["optimizer.num_apply_group"]),
         schedule=str(values["pipeline.strategy"]),
     )

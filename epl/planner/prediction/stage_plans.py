@@ -88,6 +88,7 @@ class StepOptions(NamedTuple):
       budget: `gradient_checkpoint.memory_budget`.
       max_splits: `communication.max_splits`.
       half: `communication.fp16`.
+      sparse_as_dense: `communication.sparse_as_dense`.
       apply_groups: `optimizer.num_apply_group`.
       schedule: `pipeline.strategy`.
     """
@@ -99,6 +100,7 @@ class StepOptions(NamedTuple):
     budget: int
     max_splits: int
     half: bool
+    sparse_as_dense: bool
     apply_groups: int
     schedule: str
 
@@ -179,7 +181,7 @@ class _Maker:
             rows = one.group_rows if of_split else one.rows
             looked_up = sum(self._costs.tensor_bytes(rows, *output) for lookup in variable.rows for output in lookup)
             uses = tuple(position[use] for use in variable.uses)
-            is_sparse = bool(variable.rows) and looked_up < variable.bytes
+            is_sparse = bool(variable.rows) and not self._options.sparse_as_dense
             found.append(
                 StageVariable(
                     op=variable.op,
@@ -335,5 +337,4 @@ def _largest(of_classes: Sequence[StageVariable]) -> StageVariable:
     return of_classes[0]._replace(
         bytes=max(one.bytes for one in of_classes),
         gradient_bytes=max(one.gradient_bytes for one in of_classes),
-        is_sparse=all(one.is_sparse for one in of_classes),
     )

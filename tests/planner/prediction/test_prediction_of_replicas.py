@@ -2,6 +2,8 @@
 
 import pytest
 
+from epl.config.config import Config
+from epl.env import Env
 from epl.planner.prediction.prediction import predict, predicted, prepare
 from epl.utils.errors import MachineError, PlanError
 from tests.planner.prediction.hand_made import HandCosts, Layer, device, machine, strategy
@@ -69,12 +71,15 @@ def test_accumulated_gradients_are_reduced_once():
     assert [one.times for one in found.traffic] == [1]
 
 
-def test_sparse_gradients_are_gathered():
-    costs = HandCosts([Layer(weight=10_000, output=3.0, type="GatherV2")])
+@pytest.mark.parametrize("table", [10_000, 10])  # bytes; more or fewer than of the rows
+def test_sparse_gradients_are_gathered(monkeypatch, table):
+    costs = HandCosts([Layer(weight=table, output=3.0, type="GatherV2")])
     costs.ops = costs.ops[:-1] + (costs.ops[-1]._replace(inputs=((2, 0), (0, 0))),)  # of the table w0 the rows x
-    found = predict(strategy(costs, devices=2), costs, machine(), 8)
-    (one,) = found.traffic
+    (one,) = predict(strategy(costs, devices=2), costs, machine(), 8).traffic
     assert (one.collective, one.bytes) == ("all-gather", 2 * 4 * 3.0)  # the rows of both replicas
+    monkeypatch.setattr(Env.get(), "config", Config({"communication.sparse_as_dense": True}))
+    (one,) = predict(strategy(costs, devices=2), costs, machine(), 8).traffic
+    assert (one.collective, one.bytes) == ("all-reduce", table)
 
 
 def test_two_nodes_reduce_inside_first():
