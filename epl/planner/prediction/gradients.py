@@ -24,6 +24,7 @@ class StageVariable(NamedTuple):
       op: number of the op in the forward pass.
       bytes: that a step without ZeRO has on the rank: of the variable, or of its shard in a split.
       gradient_bytes: of its gradient on the rank; of the rows that are looked up, with their indices, if it is sparse.
+      sent_bytes: of the same when it is sent; fewer with `communication.fp16`.
       dtype: of the gradient.
       complete: the position in the stage at which the backward pass completes the gradient.
       uses: the positions that compute with it.
@@ -35,6 +36,7 @@ class StageVariable(NamedTuple):
     op: int
     bytes: float
     gradient_bytes: float
+    sent_bytes: float
     dtype: str
     complete: int
     uses: Tuple[int, ...]
@@ -49,7 +51,7 @@ class GradientBucket(NamedTuple):
     Attributes:
       collective: its name.
       variables: their places in the list of the stage's variables.
-      bytes: of all gradients, on one rank.
+      bytes: of all gradients, on one rank, when they are sent.
       complete: the position at which the backward pass completes the last.
       of_split: whether only the ranks with the same shard exchange it.
     """
@@ -114,7 +116,7 @@ def plan_gradients(variables: Sequence[StageVariable], scatters: bool, max_split
         moved += [[at] for at in members if variables[at].is_sparse]
         for bucket in moved:
             name = "reduce-scatter" if bucket[0] in scattered else "all-reduce"
-            size = sum(variables[at].gradient_bytes for at in bucket)
+            size = sum(variables[at].sent_bytes for at in bucket)
             complete = min(variables[at].complete for at in bucket)
             name = "all-gather" if variables[bucket[0]].is_sparse else name
             found.append(GradientBucket(name, tuple(bucket), size, complete, of_split))

@@ -39,7 +39,6 @@ from epl.planner.simulator.model_costs import ModelCosts
 from epl.planner.simulator.program import SimulatedOutput
 
 _ONE_F_ONE_B = "PreferBackward"  # of the runs of gradient accumulation, which follow each other
-_HALF = 0.5  # of the bytes of a gradient: communication.fp16
 
 
 class _GradientPart(NamedTuple):
@@ -364,7 +363,7 @@ class _Lowering:
         members = self._members(bucket)
         place = self._classes[number].place if bucket.of_split else 0
         gathered = bucket.collective == "all-gather"
-        sent = bucket.bytes * (_HALF if self._options.half else 1.0) * (members if gathered else 1)
+        sent = bucket.bytes * (members if gathered else 1)
         if bucket.of_split:
             carried = self._traffic.of_holders(bucket.collective, number, sent)
         else:

@@ -10,7 +10,9 @@ The cuts are the same for all classes, as their collectives are.
 from typing import Dict, FrozenSet, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 import numpy as np
+import tensorflow.compat.v1 as tf
 
+from epl.ops.compression import compressible
 from epl.parallel.plan.strategy import Strategy
 from epl.planner.machine.machine import Device
 from epl.planner.prediction import gradients
@@ -179,14 +181,19 @@ class _Maker:
             of_split = set(shares) != {1.0}
             share = shares[one.place % len(shares)]
             rows = one.group_rows if of_split else one.rows
-            looked_up = sum(self._costs.tensor_bytes(rows, *output) for lookup in variable.rows for output in lookup)
+            indices, values = [sum(self._costs.tensor_bytes(rows, *one[at]) for one in variable.rows) for at in (0, 1)]
             uses = tuple(position[use] for use in variable.uses)
             is_sparse = bool(variable.rows) and not self._options.sparse_as_dense
+            if not is_sparse:
+                indices, values = 0.0, variable.bytes * share
+            in_half = self._options.half and compressible(tf.as_dtype(variable.dtype))
+            factor = tf.float16.size / tf.as_dtype(variable.dtype).size if in_half else 1.0
             found.append(
                 StageVariable(
                     op=variable.op,
                     bytes=variable.bytes * share,
-                    gradient_bytes=looked_up if is_sparse else variable.bytes * share,
+                    gradient_bytes=indices + values,
+                    sent_bytes=indices + factor * values,
                     dtype=variable.dtype,
                     complete=min(uses, default=0),
                     uses=uses,
@@ -337,4 +344,5 @@ def _largest(of_classes: Sequence[StageVariable]) -> StageVariable:
     return of_classes[0]._replace(
         bytes=max(one.bytes for one in of_classes),
         gradient_bytes=max(one.gradient_bytes for one in of_classes),
+        sent_bytes=max(one.sent_bytes for one in of_classes),
     )

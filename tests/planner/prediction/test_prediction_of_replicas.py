@@ -82,6 +82,23 @@ def test_sparse_gradients_are_gathered(monkeypatch, table):
     assert (one.collective, one.bytes) == ("all-reduce", table)
 
 
+@pytest.mark.parametrize("dtype, sent", [("float32", 300), ("float64", 150), ("float16", 600)])
+def test_gradients_travel_as_float16(monkeypatch, dtype, sent):
+    costs = HandCosts([Layer(weight=600)])
+    planned = strategy(costs, devices=2)
+    planned = planned._replace(ops=tuple(op._replace(outputs=(f"{dtype}[?]",)) for op in planned.ops))
+    monkeypatch.setattr(Env.get(), "config", Config({"communication.fp16": True}))
+    assert [one.bytes for one in predict(planned, costs, machine(), 8).traffic] == [sent]
+
+
+def test_indices_do_not_travel_as_float16(monkeypatch):
+    costs = HandCosts([Layer(weight=10_000, output=3.0, type="GatherV2")], inputs=8.0)
+    costs.ops = costs.ops[:-1] + (costs.ops[-1]._replace(inputs=((2, 0), (0, 0))),)
+    monkeypatch.setattr(Env.get(), "config", Config({"communication.fp16": True}))
+    (one,) = predict(strategy(costs, devices=2), costs, machine(), 8).traffic
+    assert one.bytes == 2 * 4 * (8.0 + 3.0 / 2)
+
+
 def test_two_nodes_reduce_inside_first():
     costs = HandCosts([Layer(0.0, 0.0, weight=400)])
     two_nodes = machine([["a", "a"], ["a", "a"]], bandwidth=100.0, network=(0.0, 10.0))
