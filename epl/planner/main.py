@@ -113,6 +113,8 @@ def _parser() -> argparse.ArgumentParser:
 def _settings(parser: argparse.ArgumentParser, options: argparse.Namespace) -> Dict[str, str]:
     """The configuration keys that the options set, as text."""
     settings = {}
+    if options.plan and options.search:
+        parser.error("--plan and --search: the strategy comes from the file, or from the search. Give one of them.")
     for text in options.set:
         name, equals, value = text.partition("=")
         if not equals or name not in KEY_BY_NAME:
@@ -211,6 +213,9 @@ def _plan(parser: argparse.ArgumentParser, options: argparse.Namespace, settings
     if options.trace and plan.prediction is not None:
         prediction_trace.write_prediction(plan.prediction, options.trace)
         print(f"\n{options.trace}: the simulated step, for chrome://tracing or https://ui.perfetto.dev")
+    if options.trace and plan.prediction is None:
+        sys.stderr.write(f"epl-plan: {options.trace} is not written, as the plan is not simulated: {plan.refusal}\n")
+        return NO_PLAN
     if not plan.fits:
         sys.stderr.write(f"epl-plan: no plan: {plan.lacking()}\n")
     return PLANNED if plan.fits else NO_PLAN

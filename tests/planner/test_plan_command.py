@@ -111,6 +111,7 @@ def test_scripts_without_a_plan(plan, source, code, message):
         (["--set", "zero.levle=v1"], "expected KEY=VALUE"),
         (["--set", "zero.level=v9"], "--set zero.level=v9: expected one of"),
         (["--plan", "none.json"], "there is no such file"),
+        (["--plan", "a.json", "--search"], "Give one of them"),
         (["--save", "none/a.json"], "there is no folder"),
         (["--html", "none/a.html"], "there is no folder"),
         (["--rows", "0"], "--rows 0: expected the rows of the global batch"),
@@ -328,3 +329,5 @@ def test_a_plan_that_does_not_fit_is_none(plan, tmp_path):
 def test_what_cannot_be_simulated_is_planned_all_the_same(plan):
     code, out, error = plan(["--devices", "2", "--set", "offload.level=v0"])
     assert code == 0 and "not simulated: " in out, error
+    code, _, error = plan(["--devices", "2", "--set", "offload.level=v0", "--trace", "p.trace"])
+    assert code == 1 and "epl-plan: p.trace is not written, as the plan is not simulated: " in error

@@ -11,6 +11,7 @@ from epl.parallel.feature import Feature, GradientsRequest, Run, RunRequest
 from epl.parallel.plan.strategy import Strategy, strategy_key
 from epl.parallel.strategy import record
 from epl.parallel.strategy.replay import use_file, use_found
+from epl.utils.errors import PlanError
 
 
 class StrategyFeature(Feature):
@@ -30,6 +31,11 @@ class StrategyFeature(Feature):
         if graph.rewritten is not None or graph.state_of(Strategy) is not None:
             return
         graph.refuse_earlier_model()
+        if path and env.config.auto.planner == "search":
+            raise PlanError(
+                f'auto.plan_file is {path!r} and auto.planner is "search": a model is trained by the strategy of the '
+                "file, or by what the search finds. Leave one of them out."
+            )
         if path:
             use_file(graph, ys, path)
         else:

@@ -70,10 +70,11 @@ def _all_blocks(base: Strategy, stages_of: StagesOf) -> Iterator[Tuple[str, Stra
     for count in range(2, devices + 1):
         blocks = stages_of(count) if devices % count == 0 else None
         if blocks is not None:
-            yield f"{count} stages", _in_stages(base, blocks, count)
+            yield f"{count} stages", in_stages(base, blocks, count)
 
 
-def _in_stages(base: Strategy, blocks: Sequence[int], count: int) -> Strategy:
+def in_stages(base: Strategy, blocks: Sequence[int], count: int) -> Strategy:
+    """A strategy with its ops in so many blocks, given the block of each."""
     names: List[List[str]] = [[] for _ in range(count)]
     for op, block in zip(base.ops, blocks):
         names[block].append(op.name)

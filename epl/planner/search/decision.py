@@ -8,7 +8,7 @@ batch; with several it is a step, which cuts what is fed, but reads a batch for 
 
 import logging
 from fractions import Fraction
-from typing import Any, Iterator, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple
 
 import tensorflow.compat.v1 as tf
 
@@ -23,7 +23,7 @@ from epl.planner.machine.machine import Machine
 from epl.planner.prediction.layout import decided, lay_out
 from epl.planner.prediction.prediction import predict
 from epl.planner.search import comparison
-from epl.planner.search.candidates import PlanCandidate, candidates
+from epl.planner.search.candidates import PlanCandidate, candidates, has_scopes, in_stages
 from epl.planner.search.comparison import Compared, PlanOutcome
 from epl.planner.search.planned_model import PlannedModel, planned_model
 from epl.planner.search.speed_balance import balanced, is_open, with_balance
@@ -79,17 +79,21 @@ def find_strategy(graph: Graph, ys: Any, xs: Sequence[Any]) -> Strategy:
 
 def _searched(graph: Graph, ys: Any, model: PlannedModel, machine: Machine) -> Strategy:
     """The fastest candidate that fits."""
-    own = _batches(model.strategy, model, machine)
+    model, own = _as_it_is(graph, ys, model, machine)
     are_cut = _are_cut(graph, model)
+    refused: Dict[Strategy, EplError] = {}
 
     def balanced_candidates() -> Iterator[PlanCandidate]:
-        for one in candidates(model.strategy, model.rows, lambda count: _stages(graph, ys, count)):
+        for one in _wanted(candidates(model.strategy, model.rows, lambda count: _stages(graph, ys, count))):
             try:
                 yield one._replace(strategy=balanced(one.strategy, model.costs, machine, model.rows))
-            except EplError:  # the comparison says why
+            except EplError as error:
+                refused[one.strategy] = error
                 yield one
 
     def simulate(strategy: Strategy) -> PlanOutcome:
+        if strategy in refused:
+            raise refused[strategy]
         _refuse_other_batches(_batches(strategy, model, machine), own, are_cut)
         return outcome(strategy, model, machine)
 
@@ -98,6 +102,39 @@ def _searched(graph: Graph, ys: Any, model: PlannedModel, machine: Machine) -> S
     graph.keep(SearchResult, SearchResult(tuple(compared), chosen))
     logger.info("%s", "\n".join(comparison.describe(compared, chosen)))
     return chosen.candidate.strategy
+
+
+def _as_it_is(graph: Graph, ys: Any, model: PlannedModel, machine: Machine) -> Tuple[PlannedModel, "_Batches"]:
+    """The model with the stages that `auto.auto_parallel` would find without a search; how it takes batches."""
+    config = Env.get().config
+    count = config.pipeline.num_stages or 1
+    if config.auto.auto_parallel and count > 1 and not has_scopes(model.strategy):
+        stages = _stages(graph, ys, count)
+        if stages is not None:
+            model = model._replace(strategy=in_stages(model.strategy, stages, count))
+    own = _batches(model.strategy, model, machine)
+    if model.costs.rows is not None and not config.auto.rows:
+        model = model._replace(rows=model.costs.rows * own.replicas * own.micro_batches * own.runs)
+    return model, own
+
+
+def _wanted(found: Sequence[PlanCandidate]) -> List[PlanCandidate]:
+    """The candidates with `pipeline.num_stages`, if that is set.
+
+    Raises:
+      PlanError: there is none.
+    """
+    config = Env.get().config
+    count = config.pipeline.num_stages
+    if not config.is_set("pipeline.num_stages") or count in (None, -1):
+        return list(found)
+    wanted = [one for one in found if len(one.strategy.blocks) == count]
+    if not wanted:
+        raise PlanError(
+            f"pipeline.num_stages is {count}, and no candidate of the search has as many stages: they divide the "
+            "devices of the job evenly, or are the scopes of the script. Leave the key out, or set another number."
+        )
+    return wanted
 
 
 class _Batches(NamedTuple):

@@ -114,6 +114,17 @@ def test_as_many_runs_make_an_update(init):  # noqa: F811
     assert any(words in one.refusal for one in found.compared)
 
 
+@pytest.mark.parametrize("config", [{}, {"auto__auto_parallel": True, "pipeline__num_micro_batch": 4}])
+def test_a_number_of_stages_of_the_user_stays(init, config):  # noqa: F811
+    init(4, annotate=False, auto__planner="search", auto__machine="4*v100-16", pipeline__num_stages=2, **config)
+    _minimize(rows=8 if config else None)
+    trained = _trained_batches(Graph.get().state_of(SearchResult))
+    assert {stages for stages, _ in trained} == {2} and (not config or trained == {(2, 4)})
+    init(4, annotate=False, auto__planner="search", auto__machine="4*v100-16", pipeline__num_stages=3)
+    with pytest.raises(PlanError, match="pipeline.num_stages is 3, and no candidate of the search has as many"):
+        _minimize()
+
+
 def test_every_worker_keeps_its_part_of_the_rows(init, monkeypatch):  # noqa: F811
     hosts = ["a.invalid:1", "b.invalid:1"]
     cluster = {"cluster": {"worker": hosts}, "task": {"type": "worker", "index": 0}}
@@ -176,4 +187,10 @@ def test_what_is_asked_wrongly(init):  # noqa: F811
         _minimize()
     init(4, annotate=False, auto__planner="search", auto__machine="2*v100-17")
     with pytest.raises(PlanError, match="v100-16"):
+        _minimize()
+    init(2, annotate=False, auto__planner="search", auto__plan_file="plan.json")
+    with pytest.raises(PlanError, match="Leave one of them out"):
+        _minimize()
+    init(2, annotate=False, auto__planner="search", auto__balance="speed", auto__machine="2*v100-16", auto__rows=1)
+    with pytest.raises(PlanError, match="A batch of 1 rows cannot be shared out"):
         _minimize()
