@@ -16,7 +16,8 @@ from epl.utils.errors import NotAvailableError, PlanError
 
 def refuse_contradictions(config: Config) -> None:
     """Raises PlanError for settings that contradict each other."""
-    if config.pipeline.num_stages > 1 and not config.auto.auto_parallel:
+    makes_stages = config.auto.auto_parallel or config.auto.planner == "search"
+    if config.pipeline.num_stages > 1 and not makes_stages:
         raise PlanError(
             "pipeline.num_stages is {} and auto.auto_parallel is off: the number of stages is that of the annotations "
             "then. Set auto.auto_parallel to True, or leave pipeline.num_stages out.".format(config.pipeline.num_stages)

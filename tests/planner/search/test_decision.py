@@ -120,6 +120,7 @@ def test_a_number_of_stages_of_the_user_stays(init, config):  # noqa: F811
     _minimize(rows=8 if config else None)
     trained = _trained_batches(Graph.get().state_of(SearchResult))
     assert {stages for stages, _ in trained} == {2} and (not config or trained == {(2, 4)})
+    assert len(transformation.transform().plan.stages) == 2
     init(4, annotate=False, auto__planner="search", auto__machine="4*v100-16", pipeline__num_stages=3)
     with pytest.raises(PlanError, match="pipeline.num_stages is 3, and no candidate of the search has as many"):
         _minimize()
