@@ -30,8 +30,8 @@ def alexnet(batch: int) -> Tuple[tf.Tensor, float]:
     return _classified(x), flops
 
 
-def resnet50(batch: int) -> Tuple[tf.Tensor, float]:
-    """He et al. 2015 with the stride in the 3 x 3 convolution ("v1.5"), pictures of 224 x 224."""
+def resnet50(batch: int, size: int = 224) -> Tuple[tf.Tensor, float]:
+    """He et al. 2015 with the stride in the 3 x 3 convolution ("v1.5"), pictures of 224 x 224 or another size."""
     flops: List[float] = []
 
     def conv(x: tf.Tensor, width: int, kernel: int, stride: int = 1) -> tf.Tensor:
@@ -39,7 +39,7 @@ def resnet50(batch: int) -> Tuple[tf.Tensor, float]:
         flops.append(2.0 * int(y.shape.num_elements()) * kernel * kernel * int(x.shape[-1]))
         return tf.layers.batch_normalization(y, training=True)
 
-    x = tf.nn.relu(conv(tf.placeholder(tf.float32, [batch, 224, 224, 3]), 64, 7, 2))
+    x = tf.nn.relu(conv(tf.placeholder(tf.float32, [batch, size, size, 3]), 64, 7, 2))
     x = tf.nn.max_pool(x, 3, 2, "SAME")
     for number, (blocks, width) in enumerate(((3, 64), (4, 128), (6, 256), (3, 512))):
         for block in range(blocks):

@@ -13,8 +13,11 @@ import numpy as np
 import tensorflow.compat.v1 as tf
 
 from epl.ops.compression import compressible
+from epl.parallel.costs.op_times import OpTimes
+from epl.parallel.costs.ops import OpCost
 from epl.parallel.plan.strategy import Strategy
 from epl.planner.machine.machine import Device
+from epl.planner.machine.op_kinds import Kind
 from epl.planner.prediction import gradients
 from epl.planner.prediction.facts import ModelFacts
 from epl.planner.prediction.gradients import GradientBucket, StageVariable, WeightGather
@@ -27,6 +30,8 @@ from epl.planner.simulator.model_costs import ModelCosts, OpCosts
 
 _SLICES = 8  # pieces by bytes, so that the backward pass frees and makes tensors in turn
 _MOST_PIECES = 8_000  # of all stages and micro batches; with more the memory is followed less closely
+_BYTES_OF_ELEMENT = 4
+_FLOPS_OF_UPDATE = 2.0  # of each element of a variable, and of each slot of it: a product and a sum
 
 
 class StageCuts(NamedTuple):
@@ -329,13 +334,15 @@ class _Maker:
         return {"weights": int(round(weights)), "slots": int(round(slots))}
 
     def _updates(self, kind: Device, variables: Sequence[StageVariable]) -> Tuple[float, ...]:
-        """Seconds of each update: it reads the gradient, and reads and writes the variable and its slots."""
+        """Seconds of each update, an elementwise op: it reads the gradient, and reads and writes variable and slots."""
+        times = OpTimes(kind)
+        slots = sum(self._costs.slots.values())
         found = []
         for one in variables:
             changed = one.gradient_bytes if one.is_sparse else one.bytes
             changed /= self._layout.ranks if one.in_parts else 1
-            moved = changed * (3.0 + 2.0 * sum(self._costs.slots.values()))
-            found.append(moved / kind.bandwidth.reached + kind.launch_overhead)
+            flops = changed / _BYTES_OF_ELEMENT * _FLOPS_OF_UPDATE * (1.0 + slots)
+            found.append(times.seconds(OpCost(Kind.ELEMENTWISE, flops, changed * (3.0 + 2.0 * slots), 0)))
         return tuple(found)
 
 
