@@ -1,6 +1,9 @@
 """How long an op takes on a device: the one place that turns FLOPs and bytes into seconds.
 
 time = overhead + max(FLOPs / rate of its kind and dtype, bytes / bandwidth)
+
+Ops of the kind FREE take no time. In loops they are many, some 0.2 us each on a CPU: without them the step of an LSTM
+of width 64 with 4 rows is 15-23% short by measured ops, but at most 11% off by rates; at width 256 they count little.
 """
 
 from typing import Dict, Optional, Tuple
