@@ -5,7 +5,8 @@ bars here are wider, and this test has not yet run as a whole: its parts were ru
 cores in use by others, at a load of 3 to 7, where the CPU time of the same step doubles:
 
     by measured ops, with inputs of 16 MB in turn     median 9%, worst 41% (experts, 4 layers); twelve models
-    the same with 64 MB, as now                       median 7%, worst 21% (mlp, 8 layers of 1024); seven of them
+    the same with 64 MB, as now                       median 7%, worst 21% (mlp, 8 layers of 1024); seven of them,
+                                                      updates as elementwise ops, and at more load
     by calibrated rates                               median 26%, worst 66% (resnet-50, 64 px)
 
 The calibrated ResNet lacks the gradients of convolutions over pictures of 2 x 2 and 4 x 4: on a CPU they reach a 5th

@@ -22,7 +22,7 @@ from epl.utils import tf_compat
 MOST_COPIES = 24
 FEWEST_COPIES = 3
 # Inputs of so many bytes drive each other out of the caches of a core, and mostly out of those that cores share, as in
-# a step: with 16 MB, batched products with 8 MB of weights took 25% less time than in a model.
+# a step: with 16 MB, batched products with 8 MB of weights took 24% less time than with this.
 _COLD_BYTES = 64e6
 _MOST_COLD = 0.25  # of the memory, at most
 _CHAIN_SECONDS = 20e-3  # about as long as one chain is to take
