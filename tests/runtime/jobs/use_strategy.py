@@ -51,6 +51,12 @@ told["used"] = train(**{"auto.plan_file": "plan.json"})
 told["level"] = [Env.get().config.zero.level, Env.get().config.provenance("zero.level")]
 told["equal"] = strategies.differences(strategy, record.strategy_of(Graph.get()))
 told["plan"] = plans.first_difference(plan, plans.renamed(Graph.get().rewritten.plan, plan.name))
+if WORKER == 0:
+    with open("machine.json", "w") as file:
+        json.dump({"nodes": ["2x1*v100-32"], "network": "eth-10"}, file)
+told["searched"] = train(**{"auto.planner": "search", "auto.machine": "machine.json", "auto.rows": 8})
+told["decided"] = {key: Env.get().config.get(key) for key in strategies.DECIDED_KEYS}
+told["origin"] = Env.get().config.provenance("zero.level")
 for case, config in (("missing", {"auto.plan_file": "none.json"}),
                      ("contradicts", {"auto.plan_file": "plan.json", "zero.level": "v0"})):  # fmt: skip
     try:
