@@ -15,10 +15,10 @@ import tensorflow.compat.v1 as tf
 from epl.env import Env
 from epl.ir import op_types
 from epl.ir.graph import Graph
-from epl.ir.view import GraphView
 from epl.parallel.auto_partition.partition import partition
 from epl.parallel.plan.strategy import Strategy
-from epl.parallel.strategy import forward, record
+from epl.parallel.strategy import record
+from epl.parallel.strategy.record import ForwardPass
 from epl.planner.machine.machine import Machine
 from epl.planner.prediction.layout import decided, lay_out
 from epl.planner.prediction.prediction import predict
@@ -27,7 +27,6 @@ from epl.planner.search.candidates import PlanCandidate, candidates, has_scopes,
 from epl.planner.search.comparison import Compared, PlanOutcome
 from epl.planner.search.planned_model import PlannedModel, planned_model
 from epl.planner.search.speed_balance import balanced, is_open, with_balance
-from epl.utils.containers import as_list
 from epl.utils.errors import EplError, PlanError
 
 logger = logging.getLogger("epl")
@@ -63,7 +62,8 @@ def find_strategy(graph: Graph, ys: Any, xs: Sequence[Any]) -> Strategy:
     Raises:
       PlanError, MachineError: no plan fits, or the machine or the rows are not known.
     """
-    model = planned_model(graph, record.forward_pass(graph, ys, xs), _SLOTS)
+    found = record.forward_pass(graph, ys, xs)
+    model = planned_model(graph, found, _SLOTS)
     model = model._replace(assumptions=(*model.assumptions, "the optimizer has two slots for each variable, as Adam"))
     config = Env.get().config
     machine = with_memory_fraction(model.machine, config.auto.memory_fraction)
@@ -74,17 +74,17 @@ def find_strategy(graph: Graph, ys: Any, xs: Sequence[Any]) -> Strategy:
                 'Set auto.planner to "search", which finds both.'
             )
         return balanced(model.strategy, model.costs, machine, model.rows)
-    return _searched(graph, ys, model, machine)
+    return _searched(graph, found, model, machine)
 
 
-def _searched(graph: Graph, ys: Any, model: PlannedModel, machine: Machine) -> Strategy:
+def _searched(graph: Graph, found: ForwardPass, model: PlannedModel, machine: Machine) -> Strategy:
     """The fastest candidate that fits."""
-    model, own = _as_it_is(graph, ys, model, machine)
+    model, own = _as_it_is(graph, found, model, machine)
     are_cut = _are_cut(graph, model)
     refused: Dict[Strategy, EplError] = {}
 
     def balanced_candidates() -> Iterator[PlanCandidate]:
-        for one in _wanted(candidates(model.strategy, model.rows, lambda count: _stages(graph, ys, count))):
+        for one in _wanted(candidates(model.strategy, model.rows, lambda count: _stages(graph, found, count))):
             try:
                 yield one._replace(strategy=balanced(one.strategy, model.costs, machine, model.rows))
             except EplError as error:
@@ -104,12 +104,14 @@ def _searched(graph: Graph, ys: Any, model: PlannedModel, machine: Machine) -> S
     return chosen.candidate.strategy
 
 
-def _as_it_is(graph: Graph, ys: Any, model: PlannedModel, machine: Machine) -> Tuple[PlannedModel, "_Batches"]:
+def _as_it_is(
+    graph: Graph, found: ForwardPass, model: PlannedModel, machine: Machine
+) -> Tuple[PlannedModel, "_Batches"]:
     """The model with the stages that `auto.auto_parallel` would find without a search; how it takes batches."""
     config = Env.get().config
     count = config.pipeline.num_stages or 1
     if config.auto.auto_parallel and count > 1 and not has_scopes(model.strategy):
-        stages = _stages(graph, ys, count)
+        stages = _stages(graph, found, count)
         if stages is not None:
             model = model._replace(strategy=in_stages(model.strategy, stages, count))
     own = _batches(model.strategy, model, machine)
@@ -213,14 +215,13 @@ def with_memory_fraction(machine: Machine, fraction: float) -> Machine:
     return machine._replace(devices=tuple(devices))
 
 
-def _stages(graph: Graph, ys: Any, count: int) -> Optional[Sequence[int]]:
+def _stages(graph: Graph, found: ForwardPass, count: int) -> Optional[Sequence[int]]:
     """The stage of each op of the forward pass; None if the model has too few units of work."""
-    view = GraphView(graph.tf_graph)
     cluster = Env.get().cluster
     assert cluster is not None
-    roots: List[str] = [y.op.name for y in as_list(ys)]
+    roots = [found.view.nodes[node].name for node in found.nodes]
     try:
-        found = partition(graph.tf_graph, view, roots, count, cluster.device_type.lower())
+        divided = partition(graph.tf_graph, found.view, roots, count, cluster.device_type.lower())
     except PlanError:
         return None
-    return [found.of_node[node] for node in forward.forward_ops(graph.tf_graph, view, ys)]
+    return [divided.of_node[node] for node in found.nodes]
