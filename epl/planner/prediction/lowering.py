@@ -84,24 +84,10 @@ class _Message(NamedTuple):
     gradients: float
 
 
-def lower(
-    facts: ModelFacts,
-    costs: ModelCosts,
-    layout: StrategyLayout,
-    traffic: Traffic,
-    classes: Sequence[RankClass],
-    plans: StagePlans,
-    split: Optional[SplitWork],
-    options: StepOptions,
-) -> LoweredStep:
-    """The program of a step. Device class * stages + stage is that of a class in a stage."""
-    lowering = _Lowering(facts, costs, layout, traffic, classes, plans, split, options)
-    lowering.run()
-    return lowering.builder.done()
-
-
-class _Lowering:
+class StepLowering:
     """The lowering of one step: the program so far, and the buffers that later ops take.
+
+    Device class * stages + stage of the program is that of a class in a stage.
 
     It is one class because all passes of a step share its buffers.
     """
@@ -134,8 +120,8 @@ class _Lowering:
         self._again: Dict[Tuple[int, int, int], Tuple[float, int]] = {}  # segment -> seconds and temporary memory
         self._messages: Dict[Tuple[int, Tuple[int, int]], _Message] = {}
 
-    def run(self) -> None:
-        """Adds all ops of the step."""
+    def run(self) -> LoweredStep:
+        """Adds all ops of the step; its program."""
         is_pipeline = self._num_stages > 1
         name = self._options.schedule if is_pipeline else _ONE_F_ONE_B
         schedule = generate(name, range(self._num_stages), self._layout.micro_batches)
@@ -146,6 +132,7 @@ class _Lowering:
                     self._forward(number, action)
                 else:
                     self._backward(number, action)
+        return self.builder.done()
 
     # ---- Forward passes.
 

@@ -17,7 +17,7 @@ from epl.planner.prediction import gradients
 from epl.planner.prediction.bounds import StepBound, find_bound
 from epl.planner.prediction.facts import ModelFacts, find_facts
 from epl.planner.prediction.layout import StrategyLayout, decided, lay_out
-from epl.planner.prediction.lowering import lower
+from epl.planner.prediction.lowering import StepLowering
 from epl.planner.prediction.program_builder import ACTIVATIONS, COMPUTES, LoweredOp, LoweredStep
 from epl.planner.prediction.rank_classes import RankClass, find_classes
 from epl.planner.prediction.split_work import SplitWork, find_split_work
@@ -210,7 +210,9 @@ def prepare(strategy: Strategy, costs: ModelCosts, machine: Machine, rows: int, 
 def predicted(step: PreparedStep, costs: ModelCosts, machine: Machine) -> Prediction:
     """The second half of `predict`."""
     traffic = Traffic(step.layout, step.links, step.classes)
-    lowered = lower(step.facts, costs, step.layout, traffic, step.classes, step.plans, step.split, step.options)
+    lowered = StepLowering(
+        step.facts, costs, step.layout, traffic, step.classes, step.plans, step.split, step.options
+    ).run()
     run = simulate(lowered.program, ACTIVATIONS)
     return Prediction(
         run.seconds,
