@@ -73,7 +73,7 @@ def train(plan, steps):
     Returns:
       The seconds of each step that is timed, the losses of all steps on its own rows, and how many these are.
     """
-    planned_model.measured = waits
+    planned_model.open_profile = lambda mode, cluster, device: WaitingProfile()
     rank = json.loads(os.environ["TF_CONFIG"])["task"]["index"] if plan.workers > 1 else 0
     rows, loss, train_op = build(plan, plan.speeds[rank] if plan.speeds else 1.0)
     batch = np.random.RandomState(0).rand(plan.rows, WIDTH).astype(np.float32)
@@ -94,15 +94,22 @@ def train(plan, steps):
     return seconds[2:], losses, len(batch)
 
 
-def waits(signature, device):
-    """The seconds of a waiting layer, forward and backward, on a device that is named "cpu", or "cpu-2" if it has the
-    speed 2; None for other ops.
-    """
-    if signature.type != "PyFuncStateless":
-        return None
-    token = re.search(rb"pyfunc_[0-9]+", b"".join(signature.attrs)).group()
-    seconds = SECONDS[token] * signature.inputs[0].shape[0] / float(device.name.partition("-")[2] or 1)
-    return seconds, 2 * seconds
+class WaitingProfile:
+    """In place of `OpProfile`: the layers take the times that they were given."""
+
+    def measured(self, signature, device):
+        """The seconds of a waiting layer, forward and backward, on a device that is named "cpu", or "cpu-2" if it has
+        the speed 2; None for other ops.
+        """
+        if signature.type != "PyFuncStateless":
+            return None
+        token = re.search(rb"pyfunc_[0-9]+", b"".join(signature.attrs)).group()
+        seconds = SECONDS[token] * signature.inputs[0].shape[0] / float(device.name.partition("-")[2] or 1)
+        return seconds, 2 * seconds
+
+    def notes(self):
+        """Nothing could not be measured."""
+        return []
 
 
 def _scope(annotation):

@@ -9,7 +9,7 @@ from epl.ir.graph import Graph
 from epl.parallel.plan.strategy import Block, Strategy
 from epl.parallel.strategy import record
 from epl.parallel.strategy.record import ForwardPass
-from epl.planner.costs.graph_costs import GraphCosts, Measured
+from epl.planner.costs.graph_costs import GraphCosts
 from epl.planner.machine.files import read_machine
 from epl.planner.machine.job_devices import machine_of_job
 from epl.planner.machine.machine import Machine
@@ -19,7 +19,6 @@ from epl.planner.search.speed_balance import is_open, with_balance
 from epl.planner.simulator.model_costs import ModelCosts
 from epl.utils.errors import PlanError
 
-measured: Optional[Measured] = None  # what a test knows of single ops
 _ROWS = 32  # of each replica, where the script leaves them open; as the memory estimate assumes
 
 
@@ -61,7 +60,7 @@ def planned_model(graph: Graph, found: ForwardPass, slots: Optional[Dict[str, fl
         strategy = strategy._replace(blocks=(Block("replicate", 1, 0, (), ()),))
     machine, assumed = _machine(env.config, env.cluster)
     profile = open_profile(env.config.auto.profile, env.cluster, machine.devices[0])
-    times = measured if profile is None else profile.measured
+    times = None if profile is None else profile.measured
     costs = GraphCosts.of_recorded(graph, found, times, slots)
     rows, counted = _rows(env.config, strategy, machine, costs)
     return PlannedModel(strategy, costs, machine, rows, profile, (*assumed, counted))
