@@ -1,7 +1,5 @@
 """The costs of a model by its ops: against formulas, as functions of the rows, and against the memory estimate."""
 
-import time
-
 import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
@@ -15,6 +13,7 @@ from epl.planner.machine.presets import DEVICES
 from epl.planner.simulator.model_costs import Basis
 from epl.profiler.estimate.estimate import StepGraph, estimate, prepare
 from tests.planner import known_models
+from tests.yardstick import cpu_seconds
 
 CPU, GPU = DEVICES["cpu"], DEVICES["v100-16"]
 WIDTH, CLASSES = 48, 10
@@ -315,13 +314,9 @@ def test_kept_bytes_are_the_activations_of_the_memory_estimate():
 
 def test_other_rows_of_bert_large_are_quick():
     loss, _ = known_models.bert(24, 1024, 16, 2, 128)
-    start = time.process_time()
     costs = costs_of(loss)
-    read = time.process_time() - start
+    read = cpu_seconds(lambda: costs_of(loss), rounds=2)
     costs.at(7, GPU)
-    start = time.process_time()
-    for rows in range(20, 30):
-        costs.at(rows, GPU)
-    each = (time.process_time() - start) / 10
+    each = cpu_seconds(lambda: [costs.at(rows, GPU) for rows in range(20, 30)], rounds=1) / 10
     print(f"{len(costs.ops)} ops: {read:.2f} s, then {each * 1000:.0f} ms for a number of rows")
     assert len(costs.ops) / read > 2500 and each < 0.2

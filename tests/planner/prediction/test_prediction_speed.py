@@ -1,11 +1,10 @@
-"""How long the prediction itself takes: CPU time of one thread."""
-
-import time
+"""How long the prediction itself takes: CPU time of one thread, on the machine that EPL is developed on."""
 
 import pytest
 
 from epl.planner.prediction.prediction import predict
 from tests.planner.prediction.hand_made import HandCosts, Layer, machine, stages, strategy
+from tests.yardstick import cpu_seconds
 
 LAYERS = 3333  # of three ops each
 
@@ -25,7 +24,6 @@ def test_ten_thousand_ops_on_64_and_512_devices(nodes, num_stages, settings, mos
     where = machine([["a"] * 8] * nodes, bandwidth=1e10, latency=1e-5, network=(1e-5, 1e9))
     begins = [LAYERS * stage // num_stages for stage in range(1, num_stages)]
     planned = strategy(costs, devices=8, workers=nodes, **settings, **stages(costs, *begins))
-    begin = time.process_time()
-    found = predict(planned, costs, where, nodes * 8 * 64)
-    took = time.process_time() - begin
-    assert found.seconds > 0 and took <= most
+    taken = cpu_seconds(lambda: predict(planned, costs, where, nodes * 8 * 64), rounds=2)
+    print(f"{taken:.2f} s")
+    assert taken <= most
