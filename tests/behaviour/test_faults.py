@@ -148,6 +148,7 @@ def test_the_other_worker_ends_by_itself(what: str, tmp_path: Any) -> None:
     assert re.search(r"(?i)(worker|process) 1", survivor.output), survivor.output
 
 
+@pytest.mark.long
 @pytest.mark.timeout(180)
 @pytest.mark.parametrize("what", ["hangs", "never starts"])
 def test_the_other_worker_gives_up_waiting(what: str, tmp_path: Any) -> None:

@@ -61,6 +61,7 @@ def test_epl_training_step_runs_in_two_processes():
     assert first["loss"] == pytest.approx(second["loss"], rel=0.1)
 
 
+@pytest.mark.long
 def test_two_devices_of_one_process_train_as_with_mirrored_strategy():
     ours = groups.start_epl("training", ["epl", *_TINY, "2"], size=1, devices=2)
     (epl_reply,) = _ask(ours, steps=1, warm_up=2)
@@ -81,6 +82,7 @@ def test_epl_rewrites_for_every_local_device():
 _PERCEPTRON = ["2", "4", "8", "16", "2", "PreferBackward"]
 
 
+@pytest.mark.long
 def test_step_of_a_pipeline_runs_and_its_memory_is_known_per_device():
     group = groups.start_plain("pipeline", ["pipeline"] + _PERCEPTRON)
     try:
@@ -92,7 +94,7 @@ def test_step_of_a_pipeline_runs_and_its_memory_is_known_per_device():
     assert sorted(memory["peak_bytes"]) == ["CPU:0", "CPU:1"] and min(memory["peak_bytes"].values()) > 8 * 16 * 4
 
 
-@pytest.mark.parametrize("kind", ["split", "data_parallel"])
+@pytest.mark.parametrize("kind", ["split", pytest.param("data_parallel", marks=pytest.mark.long)])
 def test_step_of_a_wide_head_runs_and_its_bytes_are_known(kind):
     group = groups.start_plain("split", [kind, "2", "1000", "16", "8"])
     try:
@@ -114,6 +116,7 @@ def test_each_stage_is_measured_alone():
     assert len(reply["forward"]) == len(reply["backward"]) == 2 and min(reply["forward"]) > 0
 
 
+@pytest.mark.long
 def test_graph_is_rewritten_as_a_pipeline_after_the_plain_one_was_built():
     variables = {"EPL_CLUSTER_NUM_VIRTUAL_DEVICES": "2", "EPL_PIPELINE_NUM_MICRO_BATCH": "3"}
     (reply,) = _ask(groups.start_plain("pipeline_rewriting", ["2", "64", "2"], variables))
@@ -121,6 +124,7 @@ def test_graph_is_rewritten_as_a_pipeline_after_the_plain_one_was_built():
     assert reply["plain"] > 0 and reply["build"] > 0
 
 
+@pytest.mark.long
 def test_memory_of_a_step_is_estimated_and_traced():
     group = groups.start_plain(
         "memory", ["epl", "adam", "1", "2", "64", "2"], {"EPL_GRADIENT_CHECKPOINT_TYPE": "collection"}

@@ -34,7 +34,7 @@ def start(*command, **env):
     "launcher, machines",
     [
         (["srun", "-n", 2, "-w", "node1"], ["127.0.0.1", "127.0.0.1"]),
-        (["srun", "-n", 2, "-w", "127.0.0.[1-2]"], ["127.0.0.1", "127.0.0.2"]),
+        pytest.param(["srun", "-n", 2, "-w", "127.0.0.[1-2]"], ["127.0.0.1", "127.0.0.2"], marks=pytest.mark.long),
         (["mpirun", "-n", 2, "-H", "node1:2"], ["127.0.0.1", "127.0.0.1"]),
     ],
 )
@@ -56,6 +56,7 @@ def test_tasks_on_two_machines_train_over_their_network():
         assert f"{rank}: worker {rank} of 2 at ['10.203.0.1', '10.203.0.2']: weight -1.5" in done.stdout
 
 
+@pytest.mark.long
 def test_mpirun_on_several_machines_takes_the_list_of_the_user():
     hosts = "127.0.0.1:1,127.0.0.2:1"
     done = start("mpirun", "-n", 2, "-H", hosts, sys.executable, MEAN, EPL_JOB_HOSTS=hosts)

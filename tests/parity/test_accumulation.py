@@ -54,7 +54,10 @@ def test_models(oracle: Oracle, topology: Tuple[int, int], name: str) -> None:
 
 @some_topologies
 @pytest.mark.parametrize("name", ["embedding", "resource_embedding"])
-@pytest.mark.parametrize("optimizer", ["momentum", "adam", "adagrad", "rmsprop", "ftrl"])
+@pytest.mark.parametrize(
+    "optimizer",
+    ["adam", "adagrad", *(pytest.param(name, marks=pytest.mark.long) for name in ["momentum", "rmsprop", "ftrl"])],
+)
 def test_sparse_gradients(oracle: Oracle, topology: Tuple[int, int], name: str, optimizer: str) -> None:
     _check(oracle, topology, accumulation.train, name=name, steps=3, optimizer=optimizer)
 

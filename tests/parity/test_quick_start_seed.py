@@ -13,7 +13,7 @@ SCRIPTS = os.path.join(os.path.dirname(os.path.abspath(__file__)), "quick_start"
 
 
 @pytest.mark.timeout(120)
-@pytest.mark.parametrize("workers,devices", [(1, 2), (2, 1)])
+@pytest.mark.parametrize("workers,devices", [(1, 2), pytest.param(2, 1, marks=pytest.mark.long)])
 def test_it_trains_and_finishes(tmp_path: Any, workers: int, devices: int) -> None:
     # As printed, so no file of ours: lint and import checks have no say in it.
     shutil.copy(os.path.join(SCRIPTS, "local_model.txt"), str(tmp_path / "local_model.py"))

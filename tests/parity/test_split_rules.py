@@ -18,6 +18,7 @@ TOGETHER = [
     ("reductions",),
 ]
 together = pytest.mark.parametrize("groups", TOGETHER, ids="-".join)
+QUICK = ("lookup", "losses", "matmul", "reshape")
 every_group = pytest.mark.parametrize("group", sorted(split_rules.GROUPS))
 
 
@@ -30,7 +31,11 @@ def test_every_op_type_with_a_rule_has_a_case() -> None:
     assert set(RULES) - split_rules.op_types() == split_rules.RANDOM
 
 
-@together
+@pytest.mark.parametrize(
+    "groups",
+    [pytest.param(one, marks=[] if one == QUICK else pytest.mark.long) for one in TOGETHER],
+    ids="-".join,
+)
 def test_each_rule(oracle: Oracle, groups: Tuple[str, ...]) -> None:
     _no_op_is_whole(oracle.check((2, 1), split_rules.train, groups=groups, each_rule=True))
 

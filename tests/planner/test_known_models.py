@@ -51,6 +51,7 @@ def test_a_loop_counts_its_steps_forward_and_backward():
     assert seconds[1] / seconds[0] == pytest.approx(2.0, rel=0.1)
 
 
+@pytest.mark.long
 def test_costs_of_bert_large_are_quick():
     loss, _ = known_models.bert(24, 1024, 16, 1, 128)
     view = GraphView(tf.get_default_graph())

@@ -126,7 +126,7 @@ def load_all_with_loader(path, variables):
 @pytest.mark.parametrize("resource", [False, True])
 @pytest.mark.parametrize("config", [{}, {"zero__level": "v0"}, {"zero__level": "v1"}, {"zero__level": "v2"}], ids=str)
 @pytest.mark.parametrize("load", [load_with_tensorflow, load_by_object, load_with_loader, load_all_with_loader])
-@pytest.mark.parametrize("rows", [6, 7])
+@pytest.mark.parametrize("rows", [pytest.param(6, marks=pytest.mark.long), 7])
 def test_variables_begin_with_a_checkpoint_that_is_read_behind_minimize(init, tmp_path, load, config, resource, rows):
     """Slots, too, where everything is loaded."""
 

@@ -145,10 +145,12 @@ def groups(oracle: Oracle, tmp_path_factory: Any) -> Ran:
     return once(tmp_path_factory, "groups_of_splits", lambda path: _run(path, cases, 4))
 
 
+@pytest.mark.long
 def test_two_stages_in_four_workers(oracle: Oracle, four: Ran) -> None:
     _check(oracle, four, "wide_layers")
 
 
+@pytest.mark.long
 def test_checkpoints_are_those_of_one_device(oracle: Oracle, four: Ran) -> None:
     _check_checkpoints(oracle, four)
 

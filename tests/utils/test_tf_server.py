@@ -102,6 +102,7 @@ def test_a_server_of_an_unknown_interface_says_that_it_is_open(capfd: Any) -> No
     assert "of every interface (the interface of 192.0.2.77 is not known" in capfd.readouterr().err
 
 
+@pytest.mark.long
 def test_a_port_that_somebody_was_connected_to_before_the_limit_is_given_up(monkeypatch: Any) -> None:
     callers = []
 

@@ -128,6 +128,7 @@ def test_workers_of_two_machines_train_by_the_same_script(starter, small, tmp_pa
     assert output.count("evaluated after step 8") == 1
 
 
+@pytest.mark.long
 def test_more_stages_than_layers_end_the_job_with_the_numbers(small, tmp_path):
     code, output = launch(tmp_path, "pipeline.sh", settings=dict(small, STAGES="3"))
     assert code != 0 and "2 layers cannot be dealt over 3 stages; choose 1 to 2 stages" in output, output

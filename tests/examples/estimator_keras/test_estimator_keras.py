@@ -73,7 +73,11 @@ def test_the_commands_as_they_stand_and_continued(tmp_path, script, more, goes_o
 
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(
-    "script,short", [("train_estimator.py", ("--steps", "4")), ("train_keras.py", ("--epochs", "1"))]
+    "script,short",
+    [
+        ("train_estimator.py", ("--steps", "4")),
+        pytest.param("train_keras.py", ("--epochs", "1"), marks=pytest.mark.long),
+    ],
 )
 def test_the_slurm_script_trains_one_job(tmp_path, script, short):
     folder = slurm.checkout(tmp_path)

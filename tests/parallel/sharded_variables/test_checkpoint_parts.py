@@ -60,7 +60,7 @@ def close(one, other):
         np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-7)
 
 
-@pytest.mark.parametrize("count, what", [(2, "train"), (3, "late")])
+@pytest.mark.parametrize("count, what", [(2, "train"), pytest.param(3, "late", marks=pytest.mark.long)])
 def test_worker_0_saves_the_parts_of_all_at_its_own_step(tmp_path, count, what):
     ended = run(tmp_path, count, what)
     assert [(code, out) for code, out, _ in ended] == [(0, "done\n")] * count, ended
@@ -91,6 +91,7 @@ def test_a_checkpoint_without_a_worker_that_failed_is_refused(tmp_path):
     assert not os.path.exists(str(tmp_path / "model-after-3.index"))
 
 
+@pytest.mark.long
 def test_a_worker_that_is_stopped_in_a_save_is_named_and_ends_it(tmp_path):
     errors, code = run_stopped(tmp_path, "stopped in a save", 0)
     assert code == 1, errors

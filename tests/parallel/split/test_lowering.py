@@ -46,7 +46,7 @@ def test_transformer_with_few_collectives():
     assert len(forward) + len(backward) <= 8
 
 
-@pytest.mark.parametrize("ratios", [(1, 0), (0, 1)], ids=str)
+@pytest.mark.parametrize("ratios", [(1, 0), pytest.param((0, 1), marks=pytest.mark.long)], ids=str)
 @pytest.mark.parametrize(
     "build, fed",
     [

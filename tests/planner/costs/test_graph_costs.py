@@ -312,6 +312,7 @@ def test_kept_bytes_are_the_activations_of_the_memory_estimate():
     assert found.devices[0].activations >= kept
 
 
+@pytest.mark.long
 def test_other_rows_of_bert_large_are_quick():
     loss, _ = known_models.bert(24, 1024, 16, 2, 128)
     costs = costs_of(loss)

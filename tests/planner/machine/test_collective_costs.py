@@ -164,7 +164,7 @@ def fastest_bandwidth(found):
 
 
 @given(machines(), st.sampled_from(COLLECTIVES), st.integers(0, 10**12), st.data())
-@settings(max_examples=80)
+@settings(max_examples=30)
 def test_no_collective_is_faster_than_its_bytes(found, collective, nbytes, data):
     devices = some_devices(data, found)
     cost = CollectiveCosts(found).cost(collective, devices, nbytes)
@@ -178,7 +178,7 @@ def test_no_collective_is_faster_than_its_bytes(found, collective, nbytes, data)
 
 
 @given(machines(), st.sampled_from(COLLECTIVES), st.integers(0, 10**12), st.integers(0, 10**12), st.data())
-@settings(max_examples=80)
+@settings(max_examples=30)
 def test_more_bytes_never_take_less_time(found, collective, one, other, data):
     costs, devices = CollectiveCosts(found), some_devices(data, found)
     fewer, more = [costs.cost(collective, devices, nbytes).seconds for nbytes in sorted([one, other])]
@@ -186,7 +186,7 @@ def test_more_bytes_never_take_less_time(found, collective, one, other, data):
 
 
 @given(machines(), st.sampled_from(COLLECTIVES), st.integers(0, 10**12), st.data())
-@settings(max_examples=40)
+@settings(max_examples=20)
 def test_the_order_in_which_devices_are_named_does_not_matter(found, collective, nbytes, data):
     costs, devices = CollectiveCosts(found), some_devices(data, found)
     named = data.draw(st.permutations(devices))
@@ -194,7 +194,7 @@ def test_the_order_in_which_devices_are_named_does_not_matter(found, collective,
 
 
 @given(st.integers(2, 6), st.integers(2, 8), st.integers(1, 10**10), st.floats(0, 1e-4), st.floats(1e8, 1e10))
-@settings(max_examples=40)
+@settings(max_examples=20)
 def test_over_nodes_with_fast_links_inside_hierarchical_beats_a_ring(nodes, devices, nbytes, latency, bandwidth):
     inner = (latency, bandwidth * nodes, 1)
     costs = machine([devices] * nodes, inner, (latency, bandwidth, "all"))
@@ -206,7 +206,7 @@ def test_over_nodes_with_fast_links_inside_hierarchical_beats_a_ring(nodes, devi
 
 
 @given(machines(), st.integers(0, 10**12), st.data())
-@settings(max_examples=40)
+@settings(max_examples=20)
 def test_an_all_reduce_is_no_slower_than_reduce_scatter_and_all_gather(found, nbytes, data):
     costs, devices = CollectiveCosts(found), some_devices(data, found)
     assume(len(devices) > 1)

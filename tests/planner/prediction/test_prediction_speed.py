@@ -9,6 +9,7 @@ from tests.yardstick import cpu_seconds
 LAYERS = 3333  # of three ops each
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "nodes, num_stages, settings, most",
     [

@@ -31,6 +31,7 @@ def test_indices_are_rows_of_the_table():
     assert third.backward.seconds >= 0
 
 
+@pytest.mark.long
 def test_more_ops_than_a_graph_gets_are_measured_in_order():
     numbers = [number for number, found in measure([ops.matmul(columns=4 + i) for i in range(10)], CPU, 0.001)]
     assert numbers == list(range(10))

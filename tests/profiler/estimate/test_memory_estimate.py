@@ -106,7 +106,8 @@ def test_the_peak_of_dense_layers_is_within_a_tenth_of_a_traced_step(init, mode)
     assert_close(Mlp(begin(init, mode)))
 
 
-@each_of(WHOLE, "1f1b")
+@pytest.mark.long
+@pytest.mark.parametrize("mode", WHOLE)
 def test_the_peak_of_convolutions_is_near_that_of_a_traced_step(init, mode):
     # Two gradients of convolutions that run at the same time have two workspaces, of up to 30 MB each.
     stages = begin(init, mode)
@@ -125,7 +126,8 @@ def test_the_peak_of_dense_layers_in_parts(init, mode, devices, width):
     assert_close(Mlp(layers=8, width=width, rows=2048))
 
 
-@each_of(ZERO, "v1")
+@pytest.mark.long
+@pytest.mark.parametrize("mode", ZERO)
 def test_the_peak_of_a_small_bert_in_parts(init, mode):
     begin(init, mode)
     assert_close(Bert(rows=4, optimizer=tf.train.AdamOptimizer(0.01)))
@@ -287,6 +289,7 @@ def test_more_micro_batches_and_1f1b_are_told_for_gpipe(init):
     assert change(estimate, "pipeline.num_micro_batch = 16").peak < peaks[1]
 
 
+@pytest.mark.long
 def test_groups_of_updates_are_told_where_updates_hold_memory(init):
     peaks = []
     for groups in (1, 4):
