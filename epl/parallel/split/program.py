@@ -11,8 +11,8 @@ import tensorflow.compat.v1 as tf
 
 from epl.ir import op_types
 from epl.ops.compression import compressible
+from epl.parallel.costs.backward import Constant
 from epl.parallel.costs.op_times import times_on
-from epl.parallel.costs.ops import op_cost
 from epl.parallel.costs.shapes import TensorType
 from epl.parallel.sharding.rules import all as all_rules  # noqa: F401  (fills the registry)
 from epl.parallel.sharding.rules.registry import Choice, OpInfo, Shape, TensorInfo, choices_of
@@ -29,7 +29,7 @@ from epl.parallel.split.region import (
     holds_variable,
 )
 from epl.parallel.split.shape_inference import closed_shape, open_shapes, shape_of
-from epl.planner.machine.op_kinds import Kind
+from epl.parallel.split.step_times import FullOp, OpTensor, step_seconds
 from epl.utils.errors import PlanError
 from epl.utils.source_line import user_line
 
@@ -42,7 +42,6 @@ _CONSTANT_ELEMENTS = 1024
 _OWN_GRADIENT = "_gradient_op_type"  # an attribute: see tf.Graph.gradient_override_map
 _NO_GRADIENT = frozenset(["StopGradient", "PreventGradient", "Sign", "Floor", "Ceil", "Round", "Rint", "ZerosLike",
                           "OnesLike"])  # fmt: skip
-_BACKWARD = {Kind.MATMUL: 2.0, Kind.BATCH_MATMUL: 2.0, Kind.CONVOLUTION: 2.0, Kind.DEPTHWISE: 2.0}  # others: 1
 
 
 class Value(NamedTuple):
@@ -81,7 +80,7 @@ class Step(NamedTuple):
       choices: how it can be computed on shards.
       kept: whether it stays as it is and takes REPLICATED tensors.
       draws: whether it draws random numbers, or is a Python function that may.
-      seconds: time to compute it in full, forward and backward, without launch overhead, which shards have as well.
+      seconds: time to compute it in full, forward and backward, as `step_seconds` has it; 0 before `Program.train`.
     """
 
     op: tf.Operation
@@ -179,7 +178,7 @@ class Program:
         return [op for op in ops if op not in dropped]
 
     def train(self, losses: Sequence[tf.Tensor]) -> None:
-        """Notes the losses as region outputs, and the values that no loss depends on as not trained."""
+        """Notes the losses as region outputs, what no loss depends on as not trained, and how long ops take."""
         reached: Set[int] = {self.number[loss] for loss in losses if loss in self.number}
         self.outputs |= reached
         for step in reversed(self.steps):
@@ -188,6 +187,7 @@ class Program:
         for number, value in enumerate(self.values):
             if value.trained and number not in reached:
                 self.values[number] = value._replace(trained=False)
+        self._set_seconds()
 
     def steps_of_ops(self) -> Dict[tf.Operation, int]:
         """Maps ops of the user to the number of the step that computes them, or the same as they do."""
@@ -313,8 +313,7 @@ class Program:
         whole = kept or _OWN_GRADIENT in op.node_def.attr
         choices = () if whole else tuple(choices_of(full))
         draws = draws_numbers(op) or (calls_python(op) and not kept)
-        seconds = self._seconds(op, known, added)
-        self.steps.append(Step(op, inputs, tuple(added), full, choices, kept, draws, seconds))
+        self.steps.append(Step(op, inputs, tuple(added), full, choices, kept, draws, 0.0))
 
     def _ratios_of(self, op: tf.Operation, inputs: Sequence[int]) -> Tuple[int, ...]:
         """The ratios in which an op is cut; an op of no split, which reads variables, has those of its inputs."""
@@ -379,14 +378,42 @@ class Program:
         entry = self.values[value.rows_of]
         return entry.tensor.shape[entry.info.batch or 0].value
 
-    def _seconds(self, op: tf.Operation, inputs: Sequence[Value], outputs: Sequence[int]) -> float:
-        results = [self.values[number] for number in outputs]
-        taken, given = ([TensorType(v.closed, v.info.dtype) for v in some] for some in (inputs, results))
-        if not given or any(value.info.shape is None for value in list(inputs) + results):
-            return 0.0
-        cost = op_cost(op.node_def, taken, given)
-        backward = _BACKWARD.get(cost.kind, 1.0) if any(value.trained for value in results) else 0.0
-        return self._times.work_seconds(cost) * (1 + backward)
+    # ---- Times.
+
+    def _set_seconds(self) -> None:
+        ops = [FullOp(step.op, self._op_inputs(step), self._op_outputs(step)) for step in self.steps]
+        seconds = step_seconds(ops, self._times)
+        self.steps = [step._replace(seconds=one) for step, one in zip(self.steps, seconds)]
+
+    def _op_inputs(self, step: Step) -> Tuple[OpTensor, ...]:
+        found = []
+        for tensor, number in zip(step.op.inputs, step.inputs):
+            dtype = tensor.dtype.base_dtype
+            if number < 0:
+                found.append(OpTensor(TensorType(shape_of(tensor.shape), dtype)))
+                continue
+            value = self.values[number]
+            full = TensorType(value.closed, value.info.dtype)
+            if dtype == tf.resource and value.kind == VARIABLE:
+                found.append(OpTensor(TensorType((), dtype), None, value.trained, full))
+            else:
+                found.append(OpTensor(_full_type(value), _whole_numbers(value), value.trained))
+        return tuple(found)
+
+    def _op_outputs(self, step: Step) -> Tuple[OpTensor, ...]:
+        values = [self.values[number] for number in step.outputs]
+        return tuple(OpTensor(_full_type(value), trained=value.trained) for value in values)
+
+
+def _full_type(value: Value) -> TensorType:
+    return TensorType(None if value.info.shape is None else value.closed, value.info.dtype)
+
+
+def _whole_numbers(value: Value) -> Constant:
+    constant = value.info.constant
+    if constant is None or constant.ndim > 1 or value.info.dtype not in (tf.int32, tf.int64):
+        return None
+    return tuple(int(one) for one in constant.ravel())
 
 
 def _in_order(region: Region) -> List[tf.Operation]:
