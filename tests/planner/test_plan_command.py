@@ -308,6 +308,9 @@ def test_searches_for_the_fastest_plan_and_saves_it(plan, tmp_path):
     (chosen,) = [one for one in told["candidates"] if one["chosen"]]
     assert chosen["seconds"] <= 1.01 * min(one["seconds"] for one in told["candidates"] if one["seconds"])
     assert f"* {chosen['name']}: " in out
+    zero = next(one for one in told["decisions"] if one["decision"] == "zero.level")
+    assert zero["origin"] == "planner" and 1.01 * zero["runner_up"]["seconds"] >= chosen["seconds"]
+    assert f"zero.level = {zero['value']}   (planner); instead {zero['runner_up']['value']}: " in out
     code, out, error = plan(["--devices", "4", "--plan", "a.json", "--save", "b.json"])
     assert code == 0, error
     assert strategies.differences(*_read(tmp_path, "a.json", "b.json")) == []

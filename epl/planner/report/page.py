@@ -5,7 +5,6 @@ dark colours of the reader, and fits a phone.
 """
 
 import html
-import json
 from typing import Dict, Iterable, List, Sequence
 
 from epl.parallel.plan.strategy import block_in_words
@@ -13,6 +12,7 @@ from epl.planner.machine import quantities
 from epl.planner.prediction.prediction import Prediction
 from epl.planner.report import pictures
 from epl.planner.report.simulated_plan import SimulatedPlan
+from epl.planner.search.reasons import Alternative, alternative_in_words
 
 _STYLE = """
 :root{--ink:#1d2733;--paper:#fff;--soft:#eef1f5;--line:#d5dbe3;--a:#2f6fb5;--b:#7aa6d8;--c:#d98b2b;--d:#b34a4a;--e:#5b9a68;
@@ -80,11 +80,25 @@ def _summary(plan: SimulatedPlan) -> List[str]:
 
 
 def _decisions(plan: SimulatedPlan) -> List[str]:
+    """Blocks, and all decisions: where each came from, and what deciding it otherwise would cost."""
     strategy = plan.strategy
-    blocks = [[f"block {number}", block_in_words(block), strategy.blocks_origin] for number, block in
-              enumerate(strategy.blocks)]  # fmt: skip
-    settings = [[one.key, str(json.loads(one.value)) or "off", one.origin] for one in strategy.settings]
-    return ["<h2>Decisions</h2>", _table(["what", "decision", "from"], blocks + settings)]
+    blocks = [
+        [f"block {number}", block_in_words(block), strategy.blocks_origin]
+        for number, block in enumerate(strategy.blocks)
+    ]
+    lines = ["<h2>Decisions</h2>", _table(["what", "decision", "from"], blocks)]
+    rows = []
+    for one in plan.reasons:
+        others = [other for other in (one.runner_up, one.faster) if other is not None]
+        value = one.value or "off"
+        rows.append([one.decision, value, one.origin, *[_or_none(others, at) for at in range(2)]])
+    titles = ["what", "decision", "from", "instead, the best that was compared", "faster, and does not fit"]
+    used = 5 if any(one.faster for one in plan.reasons) else 4 if any(one.runner_up for one in plan.reasons) else 3
+    return lines + [_table(titles[:used], [row[:used] for row in rows])]
+
+
+def _or_none(others: Sequence[Alternative], at: int) -> str:
+    return f"{others[at].value}: {alternative_in_words(others[at])}" if at < len(others) else ""
 
 
 def _devices(found: Prediction) -> List[str]:

@@ -1,8 +1,9 @@
 """The plan of a script with what the simulator says of it, for `epl-plan`: as text, as JSON and as a trace."""
 
 import json
-from typing import Any, Dict, List, NamedTuple, Optional
+from typing import Any, Dict, List, NamedTuple, Optional, Tuple
 
+from epl.env import Env
 from epl.ir.graph import Graph
 from epl.parallel.plan import strategy as strategies
 from epl.parallel.plan.strategy import Strategy
@@ -14,6 +15,7 @@ from epl.planner.prediction.prediction import Prediction, predict
 from epl.planner.search import comparison
 from epl.planner.search.decision import SearchResult
 from epl.planner.search.planned_model import PlannedModel, planned_model
+from epl.planner.search.reasons import Reason, describe_reason, find_reasons
 from epl.utils.errors import EplError
 
 FORMAT = "epl-plan"
@@ -29,6 +31,7 @@ class SimulatedPlan(NamedTuple):
       prediction: the step; None if it cannot be simulated.
       refusal: why not; else "".
       search: what it has been compared with; None without a search.
+      reasons: of its decisions.
     """
 
     strategy: Strategy
@@ -36,6 +39,7 @@ class SimulatedPlan(NamedTuple):
     prediction: Optional[Prediction]
     refusal: str
     search: Optional[SearchResult]
+    reasons: Tuple[Reason, ...] = ()
 
     @property
     def fits(self) -> bool:
@@ -68,6 +72,10 @@ class SimulatedPlan(NamedTuple):
         if self.search is not None:
             lines += ["", "candidates, * the one that was taken:"]
             lines += comparison.describe(self.search.compared, self.search.chosen)
+        compared = [one for one in self.reasons if one.runner_up is not None]
+        if compared:
+            lines += ["", "why, and what it would cost to decide one thing otherwise:"]
+            lines += ["  " + describe_reason(one) for one in compared]
         return lines
 
     def to_json(self) -> str:
@@ -77,6 +85,7 @@ class SimulatedPlan(NamedTuple):
             "version": VERSION,
             "strategy": json.loads(strategies.to_json(self.strategy)),
             "refusal": self.refusal,
+            "decisions": [plain.plain(one) for one in self.reasons],
         }
         if self.model is not None:
             found.update(
@@ -99,12 +108,22 @@ def simulate_plan(graph: Graph, strategy: Strategy) -> SimulatedPlan:
     search = graph.state_of(SearchResult)
     found = graph.state_of(ForwardPass)
     assert found is not None
-    model = None
+    told = SimulatedPlan(strategy, None, None, "", search, tuple(_reasons(strategy, search)))
     try:
-        model = planned_model(graph, found)
-        return SimulatedPlan(strategy, model, predict(strategy, model.costs, model.machine, model.rows), "", search)
+        told = told._replace(model=planned_model(graph, found))
+        assert told.model is not None
+        model = told.model
+        return told._replace(prediction=predict(strategy, model.costs, model.machine, model.rows))
     except EplError as error:
-        return SimulatedPlan(strategy, model, None, str(error), search)
+        return told._replace(refusal=str(error))
+
+
+def _reasons(strategy: Strategy, search: Optional[SearchResult]) -> List[Reason]:
+    path = Env.get().config.auto.plan_file
+    source = f"auto.plan_file {path!r}" if path else ""
+    if search is None:
+        return find_reasons(strategy, source=source)
+    return find_reasons(strategy, search.compared, search.chosen, source)
 
 
 def _candidate(one: comparison.Compared, is_chosen: bool) -> Dict[str, Any]:

@@ -76,6 +76,11 @@ def in_order(compared: Sequence[Compared]) -> List[Compared]:
     )
 
 
+def lacking_bytes(one: Compared) -> float:
+    """The most bytes that a device lacks for a candidate; 0 if it fits or cannot be simulated."""
+    return max((size for _, size in one.outcome.lacks), default=0.0) if one.outcome else 0.0
+
+
 def describe(compared: Sequence[Compared], chosen: Optional[Compared]) -> List[str]:
     """The first candidates in lines for a person, the chosen one with a star."""
     lines = []
@@ -108,7 +113,7 @@ def _nothing_fits(compared: Sequence[Compared]) -> str:
     if not simulated:
         first = f" The first of them, {compared[0].candidate.name}: {compared[0].refusal}" if compared else ""
         return f"None of the {len(compared)} candidates can be simulated.{first}"
-    least = min(simulated, key=lambda one: max(size for _, size in one.outcome.lacks) if one.outcome else 0.0)
+    least = min(simulated, key=lacking_bytes)
     assert least.outcome is not None
     return (
         "None of the {} candidates fits the memory of the devices. The one that lacks least is {}{}. Give a smaller "

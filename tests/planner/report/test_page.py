@@ -17,7 +17,13 @@ from epl.planner.search.candidates import PlanCandidate
 from epl.planner.search.comparison import Compared, PlanOutcome
 from epl.planner.search.decision import SearchResult
 from epl.planner.search.planned_model import PlannedModel
+from epl.planner.search.reasons import Alternative, Reason
 from tests.planner.prediction import hand_made
+
+REASONS = (
+    Reason("zero.level", '"v1"', "planner", Alternative('"v0"', "other <plan>", 3.0, 1.5, (), "")),
+    Reason("blocks", "1", "scopes"),
+)
 
 
 def plans():
@@ -38,7 +44,7 @@ def plans():
         Compared(PlanCandidate("larger", base.strategy), PlanOutcome(1.0, (("gpu", 2e9),)), ""),
         Compared(PlanCandidate("other", base.strategy), None, "it is refused"),
     ]
-    found["searched"] = base._replace(search=SearchResult((others[0], taken, others[1]), taken))
+    found["searched"] = base._replace(search=SearchResult((others[0], taken, others[1]), taken), reasons=REASONS)
     return found
 
 
@@ -74,6 +80,14 @@ def test_candidates_stand_in_order_with_reasons():
     places = [text.index(f">{name}<") for name in ("this one", "larger", "other")]
     assert places == sorted(places)
     assert '<tr class="chosen"><td>this one' in text and "gpu lacks 2,000.0 MB" in text and "it is refused" in text
+
+
+def test_decisions_have_origins_and_what_another_would_cost():
+    text = page.page(plans()["searched"], "title")
+    assert "<td>zero.level</td><td>&quot;v1&quot;</td><td>planner</td>" in text
+    assert "<td>&quot;v0&quot;: 3 s, 100.0% more (other &lt;plan&gt;)</td>" in text
+    assert "<td>blocks</td><td>1</td><td>scopes</td><td></td>" in text
+    assert "instead, the best" not in page.page(plans()["pipeline"], "title")
 
 
 def test_narrow_intervals_are_joined():
