@@ -167,30 +167,38 @@ class PreparedStep(NamedTuple):
     plans: StagePlans
 
 
-def predict(strategy: Strategy, costs: ModelCosts, machine: Machine, rows: int) -> Prediction:
+def predict(
+    strategy: Strategy, costs: ModelCosts, machine: Machine, rows: int, config: Optional[Config] = None
+) -> Prediction:
     """Predicts a step.
-
-    Configuration keys that a strategy does not decide, such as those of buckets, are those of `epl.init`.
 
     Args:
       strategy: any strategy; the machine may have more devices than its job.
       costs: of its model.
       machine: where it would run.
       rows: of the global batch: of all replicas and their micro batches.
+      config: has the keys that a strategy does not decide, such as those of buckets; None: that of `epl.init`.
 
     Raises:
       PlanError, LayoutError: the strategy cannot be trained so.
       NotAvailableError: the strategy uses what cannot be predicted yet.
       MachineError: the machine does not fit the job.
     """
-    prepared = prepare(strategy, costs, machine, rows)
+    prepared = prepare(strategy, costs, machine, rows, config=config)
     return predicted(prepared, costs, machine)
 
 
-def prepare(strategy: Strategy, costs: ModelCosts, machine: Machine, rows: int, fold: bool = True) -> PreparedStep:
+def prepare(
+    strategy: Strategy,
+    costs: ModelCosts,
+    machine: Machine,
+    rows: int,
+    fold: bool = True,
+    config: Optional[Config] = None,
+) -> PreparedStep:
     """The first half of `predict`; `fold`: whether equal ranks are simulated once."""
     layout = lay_out(strategy, machine, rows)
-    options = _options(strategy, layout, Env.get().config)
+    options = _options(strategy, layout, Env.get().config if config is None else config)
     facts = find_facts(strategy, costs, layout.stage_of_block)
     split = None
     if layout.splits:

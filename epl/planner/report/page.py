@@ -11,6 +11,7 @@ from epl.parallel.plan.strategy import block_in_words
 from epl.planner.machine import quantities
 from epl.planner.prediction.prediction import Prediction
 from epl.planner.report import pictures
+from epl.planner.report.feature_gains import rows_of_gains
 from epl.planner.report.simulated_plan import SimulatedPlan
 from epl.planner.search.reasons import Alternative, alternative_in_words
 
@@ -50,7 +51,7 @@ def page(plan: SimulatedPlan, title: str) -> str:
     parts = [f"<h1>{html.escape(title)}</h1>", *_summary(plan), *_decisions(plan)]
     if plan.prediction is not None:
         parts += [*_devices(plan.prediction), *_time(plan.prediction), *_memory(plan.prediction)]
-        parts += _traffic(plan.prediction)
+        parts += [*_gains(plan, plan.prediction), *_traffic(plan.prediction)]
     parts += [*_candidates(plan), *_assumptions(plan)]
     return (
         '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
@@ -144,6 +145,11 @@ def _memory(found: Prediction) -> List[str]:
     ]
     lines.append(_table(["devices", "most at", "peak", *roles], rows, numbers=range(2, 3 + len(roles))))
     return lines + _titled(found, [pictures.memory(found, row) for row in range(len(found.devices))])
+
+
+def _gains(plan: SimulatedPlan, found: Prediction) -> List[str]:
+    titles, *rows = rows_of_gains(plan.gains, found)
+    return ["<h2>What each feature buys</h2>", _table(titles, rows, (2, 3))] if plan.gains else []
 
 
 def _traffic(found: Prediction) -> List[str]:

@@ -12,6 +12,8 @@ from epl.planner.machine import quantities
 from epl.planner.machine.machine import to_plain
 from epl.planner.prediction import describe, plain
 from epl.planner.prediction.prediction import Prediction, predict
+from epl.planner.report import feature_gains
+from epl.planner.report.feature_gains import FeatureGain, find_gains
 from epl.planner.search import comparison
 from epl.planner.search.decision import SearchResult
 from epl.planner.search.planned_model import PlannedModel, planned_model
@@ -32,6 +34,7 @@ class SimulatedPlan(NamedTuple):
       refusal: why not; else "".
       search: what it has been compared with; None without a search.
       reasons: of its decisions.
+      gains: what each of its features buys.
     """
 
     strategy: Strategy
@@ -40,6 +43,7 @@ class SimulatedPlan(NamedTuple):
     refusal: str
     search: Optional[SearchResult]
     reasons: Tuple[Reason, ...] = ()
+    gains: Tuple[FeatureGain, ...] = ()
 
     @property
     def fits(self) -> bool:
@@ -67,6 +71,9 @@ class SimulatedPlan(NamedTuple):
         if self.model is None or self.prediction is None:
             return [f"not simulated: {self.refusal}"]
         lines = describe.describe(self.prediction)
+        if self.gains:
+            lines += ["", "what each feature buys: the plan without it"]
+            lines += ["  " + line for line in feature_gains.describe_gains(self.gains, self.prediction)]
         lines += ["", *self.model.machine.describe().split("\n")]
         lines += [f"assumed: {words}" for words in self.model_assumptions()]
         if self.search is not None:
@@ -93,6 +100,7 @@ class SimulatedPlan(NamedTuple):
             )
         if self.prediction is not None:
             found["simulation"] = plain.to_plain(self.prediction)
+            found["features"] = [plain.plain(one) for one in self.gains]
         if self.search is not None:
             found["candidates"] = [_candidate(one, one is self.search.chosen) for one in self.search.compared]
         return json.dumps(found, indent=1) + "\n"
@@ -113,7 +121,9 @@ def simulate_plan(graph: Graph, strategy: Strategy) -> SimulatedPlan:
         told = told._replace(model=planned_model(graph, found))
         assert told.model is not None
         model = told.model
-        return told._replace(prediction=predict(strategy, model.costs, model.machine, model.rows))
+        told = told._replace(prediction=predict(strategy, model.costs, model.machine, model.rows))
+        assert told.prediction is not None
+        return told._replace(gains=tuple(find_gains(strategy, told.prediction, model)))
     except EplError as error:
         return told._replace(refusal=str(error))
 

@@ -11,6 +11,7 @@ import pytest
 from epl.planner.prediction import describe
 from epl.planner.prediction.prediction import predict
 from epl.planner.report import page, pictures
+from epl.planner.report.feature_gains import find_gains
 from epl.planner.report.pictures import Interval
 from epl.planner.report.simulated_plan import SimulatedPlan
 from epl.planner.search.candidates import PlanCandidate
@@ -45,6 +46,8 @@ def plans():
         Compared(PlanCandidate("other", base.strategy), None, "it is refused"),
     ]
     found["searched"] = base._replace(search=SearchResult((others[0], taken, others[1]), taken), reasons=REASONS)
+    gains = find_gains(base.strategy, base.prediction, base.model)
+    found["data parallel"] = base._replace(gains=tuple(gains))
     return found
 
 
@@ -88,6 +91,14 @@ def test_decisions_have_origins_and_what_another_would_cost():
     assert "<td>&quot;v0&quot;: 3 s, 100.0% more (other &lt;plan&gt;)</td>" in text
     assert "<td>blocks</td><td>1</td><td>scopes</td><td></td>" in text
     assert "instead, the best" not in page.page(plans()["pipeline"], "title")
+
+
+def test_features_have_what_the_plan_costs_without_them():
+    plan = plans()["data parallel"]
+    text = page.page(plan, "title")
+    assert "<td>gradients overlap backward</td>" in text
+    assert f">{page._seconds(plan.gains[0].seconds)} (+" in text
+    assert "What each feature buys" not in page.page(plan._replace(gains=()), "title")
 
 
 def test_narrow_intervals_are_joined():
