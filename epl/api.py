@@ -2,6 +2,7 @@
 
 import logging
 import numbers
+import os
 from typing import Any, Dict, List, Optional, Sequence, Union
 
 import tensorflow.compat.v1 as tf
@@ -17,7 +18,7 @@ from epl.runtime import hooks
 from epl.strategies import Replicate
 from epl.strategies.context import StrategyContext
 from epl.utils import tf_compat
-from epl.utils.errors import AnnotationError, PlanError
+from epl.utils.errors import AnnotationError, ConfigError, PlanError
 from epl.utils.lost_output import tolerate_full_disk
 
 logger = logging.getLogger("epl")
@@ -39,6 +40,7 @@ def init(config: Optional[Config] = None) -> None:
     Raises:
       RuntimeError: TensorFlow executes eagerly.
       TypeError: `config` is not an epl.Config.
+      ConfigError: the file of `auto.explain` could not be written.
       ClusterError: TF_CONFIG is incomplete, or srun or mpirun has started several tasks and nothing joins them.
       JobSecretError: there are several workers, and the job's secret cannot be used.
     """
@@ -58,9 +60,33 @@ def init(config: Optional[Config] = None) -> None:
     if env.inits > 0:
         _begin_new_graph()
     layout = "all" if config.cluster.colocate_split_and_replicate else None
-    env.init(config, Cluster(layout=layout, config=config), StrategyContext())
+    cluster = Cluster(layout=layout, config=config)
+    _refuse_missing_folder(config, cluster)
+    env.init(config, cluster, StrategyContext())
     env.find_strategy = _find_strategy
-    hooks.install(explanation_report.print_at_first_run)
+    hooks.install(_tell_at_first_run)
+
+
+def _tell_at_first_run(tf_graph: tf.Graph) -> None:
+    """Tells what a graph became, as EPL_EXPLAIN and `auto.explain` ask."""
+    explanation_report.print_at_first_run(tf_graph)
+    if Env.get().config.auto.explain:
+        from epl.planner.report.job_report import tell_at_first_run
+
+        tell_at_first_run(tf_graph)
+
+
+def _refuse_missing_folder(config: Config, cluster: Cluster) -> None:
+    """Raises ConfigError if worker 0 could not write the file of `auto.explain`."""
+    path = config.auto.explain
+    if cluster.worker_index or path in ("", "text"):
+        return
+    folder = os.path.dirname(os.path.abspath(path))
+    if not os.path.isdir(folder) or not os.access(folder, os.W_OK) or os.path.isdir(path):
+        why = "there is no such folder" if not os.path.isdir(folder) else "nothing can be written there"
+        raise ConfigError(
+            f"auto.explain is {path!r}, a file in {folder}, and {why}: make the folder, or name another file."
+        )
 
 
 def _find_strategy(graph: Graph, ys: Any, xs: Sequence[Any]) -> Strategy:

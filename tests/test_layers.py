@@ -79,6 +79,7 @@ KNOWN_TO_CORE = {
     ("epl.planner.prediction.layout", "split"): "the groups of a split",
     ("epl.planner.prediction.recomputation", "recompute"): "where segments of recomputation begin",
     ("epl.planner.prediction.split_work", "split"): "which reshardings a choice needs",
+    ("epl.planner.report.job_report", "strategy"): "the strategy of a job, as it is used",
     ("epl.planner.report.simulated_plan", "strategy"): "the forward pass that the command recorded",
     ("epl.planner.search.decision", "auto_partition"): "stages for a candidate",
     ("epl.planner.search.decision", "strategy"): "the forward pass of the model",

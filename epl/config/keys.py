@@ -10,6 +10,7 @@ from epl.config.types import (
     BoolType,
     ChoiceType,
     DeviceListType,
+    ExplainType,
     FractionType,
     IntType,
     LossScaleType,
@@ -116,6 +117,14 @@ KEYS: Tuple[Key, ...] = (
         "",
         'Rows of each replica: "even", or proportions, one number for each replica of the job in the order of the '
         'ranks, such as "5:3:1". "speed": proportions by the speed and memory of the devices of auto.machine.',
+    ),
+    Key(
+        "auto.explain",
+        ExplainType(),
+        "",
+        "",
+        'What worker 0 tells of the plan when it is made, with a simulation of a step: "text" on standard error, or a '
+        "file, path.html or path.json.",
     ),
     Key("io.drop_last_files", BoolType(), False, "", "Drop the last files when they cannot be divided evenly."),
     Key(

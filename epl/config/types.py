@@ -209,6 +209,21 @@ class MachineType(PathType):
         return 'the path of a machine file, devices such as "8*v100-32", or "" for none'
 
 
+class ExplainType(PathType):
+    """The word "text", in upper or lower case; or the path of a file that ends in .html or .json; "" for none."""
+
+    def convert(self, value: Any) -> str:
+        path = super().convert(value)
+        if path.strip().lower() in ("", "text"):
+            return path.strip().lower()
+        if not path.lower().endswith((".html", ".json")):
+            raise self._refuse()
+        return path
+
+    def expected(self) -> str:
+        return '"text", the path of a file that ends in .html or .json, or "" for none'
+
+
 class DeviceListType(ValueType):
     """Indices of devices, separated by commas, each once; the empty string for all."""
 

@@ -175,8 +175,7 @@ def _plan(parser: argparse.ArgumentParser, options: argparse.Namespace, settings
     from epl.parallel.plan import strategy as strategies
     from epl.parallel.strategy import record
     from epl.planner.prediction import prediction_trace
-    from epl.planner.report import page, simulated_plan
-    from epl.profiler import explanation_report
+    from epl.planner.report import job_report, page, simulated_plan
 
     ended: BaseException = SystemExit(0)
     with record.recording() as planned, contextlib.redirect_stdout(sys.stderr):
@@ -197,10 +196,8 @@ def _plan(parser: argparse.ArgumentParser, options: argparse.Namespace, settings
     strategy = record.strategy_of(graph)
     if strategy.workers != workers:
         parser.error(f"--devices {options.devices}: the script is a job of {strategy.workers} worker(s) by itself.")
-    print(explanation_report.describe_rewritten(graph))
-    print("\nStrategy:\n" + "\n".join("  " + line for line in strategies.describe(strategy)))
     plan = simulated_plan.simulate_plan(graph, strategy)
-    print("\nSimulation:\n" + "\n".join("  " + line for line in plan.describe()))
+    print(job_report.describe_job(graph, plan))
     files: List[Tuple[Optional[str], str, Callable[[], str]]] = [
         (options.save, "the strategy, for auto.plan_file", lambda: strategies.to_json(strategy)),
         (options.json, "the plan, its simulation and the candidates", plan.to_json),

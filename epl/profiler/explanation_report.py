@@ -35,10 +35,14 @@ def print_explanation(fetches: Any = None, feed_dict: Optional[Dict[Any, Any]] =
 
 
 def print_at_first_run(tf_graph: tf.Graph) -> None:
-    """Prints the explanation of a rewritten graph on standard error; its plan with a warning if that fails."""
+    """Prints the explanation of a rewritten graph on standard error, if EPL_EXPLAIN asks for it and nothing did yet.
+
+    If it cannot be made, the plan is printed, with a warning.
+    """
     graph = Graph.of(tf_graph)
-    assert graph is not None
-    sys.stderr.write(describe_rewritten(graph) + "\n")
+    assert graph is not None and graph.rewritten is not None
+    if graph.says_first(plan_line.TABLES) and plan_line.wants_tables(graph.rewritten.cluster):
+        sys.stderr.write(describe_rewritten(graph) + "\n")
 
 
 def describe_rewritten(graph: Graph) -> str:

@@ -51,7 +51,7 @@ def install(explain: Optional[Callable[[tf.Graph], None]] = None) -> None:
     """Replaces the attributes listed above; a second call does nothing.
 
     Args:
-      explain: prints what a graph became; called once for a graph, before its first run, if the user asks for it.
+      explain: tells what a graph became, if the user asks for it; called once for a graph, before its first run.
     """
     if _installed:
         return

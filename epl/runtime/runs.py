@@ -17,7 +17,6 @@ from epl.ir.graph import Graph, first_tensor
 from epl.parallel import features, inference, transformation
 from epl.parallel.feature import RunRequest
 from epl.parallel.plan import agreement
-from epl.parallel.plan import explain as plan_line
 from epl.parallel.sharded_variables.checkpoints import Checkpoints
 from epl.runtime import server
 from epl.runtime.session import GraphRunner
@@ -30,10 +29,11 @@ _transform_lock = threading.RLock()  # of sessions in several threads, one rewri
 
 _Explain = Callable[[tf.Graph], None]
 _explain: List[_Explain] = []  # one or none
+_FIRST_RUN = "first run"  # what `Graph.says_first` calls it
 
 
 def set_explain(explain: Optional[_Explain]) -> None:
-    """Sets what prints the tables of a graph before its first run."""
+    """Sets what tells the plan of a graph before its first run."""
     _explain[:] = [] if explain is None else [explain]
 
 
@@ -58,7 +58,7 @@ def rewritten(session: Any, original_run: Callable[[], Callable[..., Any]]) -> O
                 with told_when_slow("rewriting the graph, together with all workers", worker):
                     transformation.transform(session.graph)
     rewrite = graph.rewritten
-    if rewrite is not None and graph.says_first(plan_line.TABLES) and plan_line.wants_tables(rewrite.cluster):
+    if rewrite is not None and graph.says_first(_FIRST_RUN):
         for explain in _explain:
             explain(session.graph)
     if rewrite is None or rewrite.runs_as_it_is:

@@ -51,6 +51,7 @@ NEW_DEFAULTS = {
     "auto.profile": "",
     "auto.memory_fraction": 0.9,
     "auto.balance": "even",
+    "auto.explain": "",
     "amp.dtype": "float16",
     "cluster.device_type": "auto",
     "cluster.num_virtual_devices": 0,

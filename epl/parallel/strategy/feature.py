@@ -43,8 +43,8 @@ class StrategyFeature(Feature):
             use_found(graph, ys, xs, env.find_strategy)
 
     def before_gradients(self, graph: Graph, request: GradientsRequest) -> GradientsRequest:
-        """Notes the forward pass, if a strategy is recorded."""
-        if record.is_recording() and any(variable_name(x) is not None for x in request.xs):
+        """Notes the forward pass, if a strategy is recorded, or told by `auto.explain`."""
+        if _is_noted() and any(variable_name(x) is not None for x in request.xs):
             record.note_forward_pass(graph, request.asked_for, request.xs)
         return request
 
@@ -57,3 +57,9 @@ class StrategyFeature(Feature):
         if record.is_recording() and graph.rewritten is not None:
             record.end_script(graph.tf_graph)
         return run(request)
+
+
+def _is_noted() -> bool:
+    env = Env.get()
+    is_told = bool(env.config.auto.explain) and env.cluster is not None and env.cluster.worker_index == 0
+    return record.is_recording() or is_told
