@@ -325,8 +325,10 @@ def test_a_plan_that_does_not_fit_is_none(plan, tmp_path):
     (tmp_path / "m.json").write_text(json.dumps(machine))
     code, out, error = plan(["--machine", "m.json"])
     assert code == 1 and "epl-plan: no plan: ranks 0 to 1 (tiny)" in error and "lacks" in error and "Simulation:" in out
+    assert "of memory. No number of such devices up to 512 would do. Other decisions may: auto.planner" in error
     code, _, error = plan(["--machine", "m.json", "--search"])
     assert code == 1 and "candidates fits the memory of the devices" in error
+    assert error.count("No number of such devices up to 512 would do.") == 1
 
 
 def test_what_cannot_be_simulated_is_planned_all_the_same(plan):

@@ -14,7 +14,7 @@ from epl.planner.prediction import describe, plain
 from epl.planner.prediction.prediction import Prediction, predict
 from epl.planner.report import feature_gains
 from epl.planner.report.feature_gains import FeatureGain, find_gains
-from epl.planner.search import comparison
+from epl.planner.search import capacity, comparison
 from epl.planner.search.decision import SearchResult
 from epl.planner.search.planned_model import PlannedModel, planned_model
 from epl.planner.search.reasons import Reason, describe_reason, find_reasons
@@ -22,6 +22,7 @@ from epl.utils.errors import EplError
 
 FORMAT = "epl-plan"
 VERSION = 1
+_SEARCH = 'Other decisions may: auto.planner "search" looks for them.'
 
 
 class SimulatedPlan(NamedTuple):
@@ -35,6 +36,7 @@ class SimulatedPlan(NamedTuple):
       search: what it has been compared with; None without a search.
       reasons: of its decisions.
       gains: what each of its features buys.
+      remedy: if it does not fit: how many devices would do for the same decisions, in a sentence; else "".
     """
 
     strategy: Strategy
@@ -44,6 +46,7 @@ class SimulatedPlan(NamedTuple):
     search: Optional[SearchResult]
     reasons: Tuple[Reason, ...] = ()
     gains: Tuple[FeatureGain, ...] = ()
+    remedy: str = ""
 
     @property
     def fits(self) -> bool:
@@ -71,6 +74,7 @@ class SimulatedPlan(NamedTuple):
         if self.model is None or self.prediction is None:
             return [f"not simulated: {self.refusal}"]
         lines = describe.describe(self.prediction)
+        lines += [self.remedy] if self.remedy else []
         if self.gains:
             lines += ["", "what each feature buys: the plan without it"]
             lines += ["  " + line for line in feature_gains.describe_gains(self.gains, self.prediction)]
@@ -92,6 +96,7 @@ class SimulatedPlan(NamedTuple):
             "version": VERSION,
             "strategy": json.loads(strategies.to_json(self.strategy)),
             "refusal": self.refusal,
+            "remedy": self.remedy,
             "decisions": [plain.plain(one) for one in self.reasons],
         }
         if self.model is not None:
@@ -123,9 +128,24 @@ def simulate_plan(graph: Graph, strategy: Strategy) -> SimulatedPlan:
         model = told.model
         told = told._replace(prediction=predict(strategy, model.costs, model.machine, model.rows))
         assert told.prediction is not None
-        return told._replace(gains=tuple(find_gains(strategy, told.prediction, model)))
+        remedy = "" if told.fits else _enough_devices(strategy, model)
+        return told._replace(gains=tuple(find_gains(strategy, told.prediction, model)), remedy=remedy)
     except EplError as error:
         return told._replace(refusal=str(error))
+
+
+def _enough_devices(strategy: Strategy, model: PlannedModel) -> str:
+    """How many devices would do for a strategy that does not fit, all else as decided."""
+
+    def find(larger: PlannedModel) -> Optional[str]:
+        is_enough = capacity.fits(larger.strategy, larger, larger.machine)
+        return "the same decisions" if is_enough else None
+
+    is_rows_set = bool(Env.get().config.auto.rows)
+    model = model._replace(strategy=strategy)
+    enough = capacity.find_capacity(model, is_rows_set, find, capacity.MOST_DEVICES)
+    words = capacity.in_words(enough, model.machine)
+    return words if enough is not None else f"{words} {_SEARCH}".strip()
 
 
 def _reasons(strategy: Strategy, search: Optional[SearchResult]) -> List[Reason]:

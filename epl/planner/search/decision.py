@@ -6,6 +6,7 @@ A candidate must train on the same batches as the script as it is. With one stag
 batch; with several it is a step, which cuts what is fed, but reads a batch for each micro batch. Others are left out.
 """
 
+import contextlib
 import logging
 from fractions import Fraction
 from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple
@@ -22,7 +23,7 @@ from epl.parallel.strategy.record import ForwardPass
 from epl.planner.machine.machine import Machine
 from epl.planner.prediction.layout import decided, lay_out
 from epl.planner.prediction.prediction import predict
-from epl.planner.search import comparison
+from epl.planner.search import capacity, comparison
 from epl.planner.search.candidates import PlanCandidate, candidates, has_scopes, in_stages
 from epl.planner.search.comparison import Compared, PlanOutcome
 from epl.planner.search.planned_model import PlannedModel, planned_model
@@ -98,10 +99,41 @@ def _searched(graph: Graph, found: ForwardPass, model: PlannedModel, machine: Ma
         return outcome(strategy, model, machine)
 
     compared = comparison.compare(list(balanced_candidates()), simulate)
-    chosen = comparison.best(compared)
+    try:
+        chosen = comparison.best(compared)
+    except PlanError as error:
+        if all(one.outcome is None for one in compared):
+            raise
+        raise PlanError(f"{error} {_enough_devices(graph, found, model, are_cut)}".rstrip()) from None
     graph.keep(SearchResult, SearchResult(tuple(compared), chosen))
     logger.info("%s", "\n".join(comparison.describe(compared, chosen)))
     return chosen.candidate.strategy
+
+
+def _enough_devices(graph: Graph, found: ForwardPass, model: PlannedModel, are_cut: bool) -> str:
+    """How many devices would do for a model that fits by no candidate, in a sentence."""
+    fraction = Env.get().config.auto.memory_fraction
+    stages: Dict[int, Optional[Sequence[int]]] = {}
+
+    def stages_of(count: int) -> Optional[Sequence[int]]:
+        if count not in stages:
+            stages[count] = _stages(graph, found, count)
+        return stages[count]
+
+    def find(larger: PlannedModel) -> Optional[str]:
+        machine = with_memory_fraction(larger.machine, fraction)
+        own = _batches(larger.strategy, larger, machine)
+        allowed = []
+        for one in candidates(larger.strategy, larger.rows, stages_of):
+            with contextlib.suppress(EplError):
+                _refuse_other_batches(_batches(one.strategy, larger, machine), own, are_cut)
+                allowed.append(one)
+        tried = capacity.most_saving(allowed)
+        return next((one.name for one in tried if capacity.fits(one.strategy, larger, machine)), None)
+
+    is_rows_set = bool(Env.get().config.auto.rows)
+    enough = capacity.find_capacity(model, is_rows_set, find, capacity.MOST_DEVICES)
+    return capacity.in_words(enough, model.machine)
 
 
 def _as_it_is(

@@ -1,0 +1,97 @@
+"""How many devices a model needs that does not fit."""
+
+import json
+import re
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from epl.planner.prediction.layout import decided
+from epl.planner.search.candidates import candidates
+from epl.planner.search.capacity import fewest, find_capacity, fits, in_words, most_saving, repeated
+from epl.planner.search.planned_model import PlannedModel
+from epl.utils.errors import PlanError
+from tests.parallel.in_process import init  # noqa: F401
+from tests.planner.prediction import hand_made
+from tests.planner.search.test_decision import _machine, _minimize
+
+
+@given(st.integers(1, 300), st.integers(1, 300))
+def test_fewest_is_found_with_few_questions(needed, largest):
+    asked = []
+
+    def enough(times):
+        asked.append(times)
+        return times >= needed
+
+    found = fewest(enough, largest)
+    assert found == (max(needed, 2) if max(needed, 2) <= largest else None)
+    assert len(asked) <= 18 and len(set(asked)) == len(asked)
+
+
+COSTS = hand_made.HandCosts([hand_made.Layer(weight=4 << 20, output=1000.0, kept=True)] * 4)
+
+
+def _model(memory, nodes=(("a", "a"),), **settings):
+    machine = hand_made.machine(nodes, devices=[hand_made.device(bandwidth=1e9, memory=memory)], bandwidth=1e6)
+    workers = len(nodes)
+    return PlannedModel(hand_made.strategy(COSTS, devices=2, workers=workers, **settings), COSTS, machine, 64, None, ())
+
+
+def _find(larger):
+    return "the same" if fits(larger.strategy, larger, larger.machine) else None
+
+
+def test_a_machine_is_repeated_with_a_network_between():
+    larger = repeated(_model(1), 3, False)
+    assert larger.machine.num_devices == 6 and {node.network for node in larger.machine.nodes} == {"eth-10"}
+    assert (larger.strategy.workers, larger.rows) == (3, 192) and repeated(_model(1), 3, True).rows == 64
+    larger = repeated(_model(1, (("a", "a"), ("a", "a"))), 2, True)
+    assert {node.network for node in larger.machine.nodes} == {"net"} and "eth-10" not in str(larger.machine.links)
+
+
+def test_shards_of_more_devices_fit():
+    model = _model(25 << 20, zero__level="v1")
+    assert not fits(model.strategy, model, model.machine)
+    found = find_capacity(model, True, _find, 512)
+    for times in range(2, found.times + 1):
+        larger = repeated(model, times, True)
+        assert fits(larger.strategy, larger, larger.machine) == (times == found.times)
+    assert found.devices == 2 * found.times and found.rows == 64
+    assert f"{found.devices} such devices would do" in in_words(found, model.machine)
+
+
+def test_full_copies_fit_on_no_number_of_devices():
+    model = _model(18 << 20, auto__balance="5:3")
+    assert find_capacity(model, True, _find, 64) is None
+    assert in_words(None, model.machine, 64) == "No number of such devices up to 64 would do."
+    assert in_words(None, model.machine, 3) == ""
+
+
+def test_most_saving_candidates():
+    base = _model(1).strategy
+    settings = {"gradient_checkpoint.type": '""', "zero.level": '""', "pipeline.num_micro_batch": "1"}
+    base = base._replace(
+        settings=tuple(hand_made.Setting(key, value, "default") for key, value in settings.items()), workers=2
+    )
+    found = most_saving(candidates(base, 64, lambda count: None))
+    (one,) = found
+    assert decided(one.strategy)["zero.level"] == "v2" and decided(one.strategy)["gradient_checkpoint.type"] == "auto"
+
+
+@pytest.mark.parametrize("memory, message", [("12 MB", "([0-9]+) such devices would do"), ("1 MB", "up to 512 would")])
+def test_a_search_without_a_plan_says_what_would_do(init, tmp_path, memory, message):  # noqa: F811
+    machine = {"devices": {"tiny": {"preset": "v100-16", "memory": memory}}, "nodes": ["4*tiny"]}
+    path = _machine(tmp_path, machine)
+    init(4, annotate=False, auto__planner="search", auto__machine=path, auto__rows=16)
+    with pytest.raises(PlanError, match="candidates fits the memory of the devices") as raised:
+        _minimize(width=768)
+    assert "lacks" in str(raised.value)
+    told = re.search(message, str(raised.value))
+    assert told, str(raised.value)
+    if told.groups():
+        machine["nodes"] = [f"{told.group(1)}*tiny"]
+        (tmp_path / "machine.json").write_text(json.dumps(machine))
+        init(int(told.group(1)), annotate=False, auto__planner="search", auto__machine=path, auto__rows=16)
+        _minimize(width=768)  # a plan is found
