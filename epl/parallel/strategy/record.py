@@ -17,7 +17,6 @@ from epl.ir.gradient_boundary import variable_name
 from epl.ir.graph import Graph
 from epl.ir.taskgraph import TaskGraph
 from epl.ir.view import GraphView
-from epl.parallel.plan import plan as plans
 from epl.parallel.plan import strategy as strategies
 from epl.parallel.plan.sections import PartitionSection, SplitSection
 from epl.parallel.plan.strategy import Block, ForwardOp, PlannedChoice, Strategy
@@ -152,8 +151,8 @@ def strategy_of_pass(graph: Graph, found: ForwardPass) -> Strategy:
 
 
 def _choices(graph: Graph, found: ForwardPass) -> Tuple[PlannedChoice, ...]:
-    """How the ops of splits are computed, by the plan."""
-    section = None if graph.rewritten is None else plans.section(graph.rewritten.plan, SplitSection)
+    """How the ops of splits are computed, as it was decided when they were differentiated."""
+    section = graph.state_of(SplitSection)
     place = {op.name: number for number, op in enumerate(found.ops)}
     chosen = [one for one in (() if section is None else section.ops) if one.op in place]
     return tuple(sorted(PlannedChoice(place[one.op], one.text()) for one in chosen))

@@ -242,8 +242,15 @@ class _Walk:
         self.of_group[number] = bool(sized) or not cut
         if sized:
             self.work[:, number] = _fractions(sized[0], self._ranks)
-            held = _fractions(out[0], self._ranks) if out else None
-            self.held[:, number] = 1.0 if held is None else held
+            self.held[:, number] = self._held(number, out)
+
+    def _held(self, number: int, out: Sequence[Placement]) -> np.ndarray:
+        """By rank, the part of the bytes of an op's outputs, each of which may be cut or not."""
+        sizes = [self._tensor_bytes(number, output) for output in range(len(out))]
+        if not sum(sizes):
+            return np.ones(self._ranks)
+        parts = [np.asarray(_fractions(placement, self._ranks) or (1.0,) * self._ranks) for placement in out]
+        return sum(size * part for size, part in zip(sizes, parts)) / sum(sizes)
 
 
 def _fractions(placement: Placement, ranks: int) -> Optional[Tuple[float, ...]]:

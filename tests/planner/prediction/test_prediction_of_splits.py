@@ -82,6 +82,17 @@ def test_replicas_next_to_a_split_have_rows_of_their_own():
     assert found.devices[0].memory.by_role["weights"] == 800 + 400
 
 
+def test_a_rank_holds_its_part_of_each_output():
+    # A cross entropy: the losses of all rows on each rank, and the gradients of its own classes for the backward pass.
+    costs = HandCosts([Layer(weight=800, output=8.0), Layer(output=8.0, kept=True)])
+    costs.tensor_bytes = lambda rows, op, output: rows * (2.0 if (op, output) == (4, 0) else 6.0)
+    loss = "shard(1: 4+4) -> full, shard(1: 4+4)"
+    planned = strategy(costs, devices=2, blocks=[split(2)], choices={3: COLUMNS, 4: loss})
+    ops = [op._replace(outputs=("float32[?]",) * 2) if number == 4 else op for number, op in enumerate(planned.ops)]
+    found = prepare(planned._replace(ops=tuple(ops)), costs, machine(), 4)
+    assert found.split.held[:, 4].tolist() == [(2.0 + 6.0 / 2) / 8.0] * 2
+
+
 def test_a_rank_without_a_part_waits():
     costs = two_layers()
     block_of = [0] * 4 + [1] * 3
