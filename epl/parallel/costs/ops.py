@@ -22,7 +22,8 @@ class OpCost(NamedTuple):
       kind: a constant of Kind.
       flops: floating point operations.
       bytes: bytes read and written.
-      narrowest: the smallest of rows, columns and summed elements of a contraction; 0 for other kinds.
+      narrowest: the smallest of rows, columns and summed elements of a contraction; 0 for other kinds. The rows of a
+        convolution are the positions of all pictures of the batch.
       dtype: name of the dtype in which it computes: that of its first output.
     """
 
@@ -113,8 +114,11 @@ def op_cost(node: tf.NodeDef, inputs: Types, outputs: Types) -> OpCost:
         narrowest = min(rows, columns, _summed(node, inputs))
     elif row.kind == Kind.CONVOLUTION:
         weights = outputs[0] if node.op.startswith(_TO_KERNEL) else inputs[1]
+        result = inputs[2] if "Backprop" in node.op else outputs[0]
         channels = _dimension(weights, -1)
-        narrowest = min(channels, num_elements(weights.shape) // max(1, channels))
+        # A product of a matrix with a row for each position of all pictures, and of the weights.
+        narrowest = min(num_elements(one.shape) // max(1, channels) for one in (weights, result))
+        narrowest = min(channels, narrowest)
     dtype = outputs[0].dtype.base_dtype.name if outputs else "float32"
     return OpCost(row.kind, row.flops(node, inputs, outputs), row.traffic(inputs, outputs), narrowest, dtype)
 

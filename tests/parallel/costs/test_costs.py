@@ -94,6 +94,19 @@ def test_a_transpose_that_keeps_the_order_costs_nothing():
     assert costs.seconds[view.index[kept.op.name]] == 0 < costs.seconds[view.index[turned.op.name]]
 
 
+def test_a_convolution_of_few_positions_runs_at_a_lower_rate():
+    seconds = {}
+    for size in (2, 64):
+        tf.reset_default_graph()
+        loss = tf.reduce_sum(tf.nn.conv2d(ones(4, size, size, 64), tf.get_variable("w", [3, 3, 64, 64]), 1, "SAME"))
+        view, costs = costs_of(loss)
+        node = view.index["Conv2D"]
+        seconds[size] = costs.seconds[node] / costs.flops[node], costs.step_seconds[node] / costs.flops[node]
+    # 16 positions and 64 channels: 16 / (16 + 40) of the rate, against 64 / (64 + 40); and the start of each op
+    for few, many in zip(seconds[2], seconds[64]):
+        assert 2.1 * many < few < 3.5 * many
+
+
 def test_parameters_of_a_resource_variable_are_counted_once():
     variable = tf.get_variable("v", [10, 10], use_resource=True)
     _, costs = costs_of(variable * 2.0 + tf.matmul(variable, variable))
