@@ -10,6 +10,7 @@ import weakref
 from typing import (
     TYPE_CHECKING,
     Any,
+    Callable,
     ContextManager,
     Dict,
     Iterator,
@@ -26,6 +27,7 @@ from typing import (
 import tensorflow.compat.v1 as tf
 
 from epl.ir.gradient import Boundary, Gradient
+from epl.ir.inserted_ops import InsertedOps, OpOrigin
 from epl.ir.replacements import Replacement
 from epl.ir.taskgraph import PHASE_ATTR, TASKGRAPH_ATTR, TaskGraph
 from epl.utils import tf_compat
@@ -38,6 +40,7 @@ if TYPE_CHECKING:
     from epl.strategies.parallel_strategy import ParallelStrategy
 
 _State = TypeVar("_State")
+_OF_SHARDS = OpOrigin("sharded variables", "shards")  # where no feature says more
 
 
 def first_tensor(gradient: Gradient) -> tf.Tensor:
@@ -135,6 +138,7 @@ class Graph:
         self.local_variables: Set[str] = set()  # by name: replicas have different values
         self.replacements: Dict[str, Replacement] = {}  # by the name of the user's tensor
         self.common_branches: List[Any] = []  # control-flow contexts of branches that all replicas take together
+        self.inserted = InsertedOps(tf_graph)
         self.shard_ops: List[tf.Operation] = []  # created in `building_shards`
         self.own_ops: Set[tf.Operation] = set()  # created in `building_own_ops`
         self.late_lock = threading.Lock()  # among threads: one adds ops after the rewriting
@@ -335,11 +339,19 @@ class Graph:
 
     def building_shards(self) -> ContextManager[None]:
         """Ops created inside are EPL's: they create shards of variables or compute with them, and differ by rank."""
-        return tf_compat.noting_ops(self.tf_graph, self.shard_ops.extend)
+        return self._building(self.shard_ops.extend)
 
     def building_own_ops(self) -> ContextManager[None]:
         """Ops created inside are EPL's, although they compute the values of the user's ops."""
-        return tf_compat.noting_ops(self.tf_graph, self.own_ops.update)
+        return self._building(self.own_ops.update)
+
+    @contextlib.contextmanager
+    def _building(self, note: Callable[[List[tf.Operation]], None]) -> Iterator[None]:
+        with contextlib.ExitStack() as opened:
+            opened.enter_context(tf_compat.noting_ops(self.tf_graph, note))
+            if not self.inserted.is_open:
+                opened.enter_context(self.inserted.following(_OF_SHARDS))
+            yield
 
     @contextlib.contextmanager
     def changing(self) -> Iterator[None]:

@@ -17,6 +17,7 @@ import tensorflow.compat.v1 as tf
 from epl.config.config import Config
 from epl.ir.gradient import Gradient
 from epl.ir.graph import Graph
+from epl.ir.inserted_ops import OpOrigin
 from epl.parallel.plan.gradient_groups import BoundaryGroup
 from epl.parallel.plan.plan import Stage
 from epl.parallel.plan.sections import Section
@@ -90,9 +91,11 @@ class Feature:
     """One feature of training.
 
     Attributes:
+      origin: what asks for it; the ops follow from it that it adds while the user builds.
       passes: what it does to the graph; in order by what they require and provide.
     """
 
+    origin: OpOrigin
     passes: Tuple[Pass, ...] = ()
 
     # ---- While the user builds the model

@@ -13,6 +13,7 @@ from epl.cluster.cluster import Cluster
 from epl.config.config import Config
 from epl.env import Env
 from epl.ir.graph import Graph
+from epl.ir.inserted_ops import OpOrigin
 from epl.ir.view import GraphView
 from epl.ops.op_types import COLLECTIVE_OP_TYPES
 from epl.parallel import features
@@ -48,6 +49,8 @@ from epl.parallel.sharding.sharded_variables import ShardedVariables
 from epl.utils import tf_compat
 
 logger = logging.getLogger("epl")
+
+_SHARDS = OpOrigin("sharded variables", "checkpoints")
 
 # Those of every plan; their order, and that of the features' passes between them, is in their contracts.
 _CORE_PASSES = (
@@ -154,9 +157,11 @@ def transform(tf_graph: Optional[tf.Graph] = None) -> Optional[TransformReport]:
         digest = _digest_of(graph, cluster, env.config)
         if sharded is not None:
             for owner in sharded.owners.values():
-                owner.finish()
+                with graph.inserted.following(_SHARDS):
+                    owner.finish()
         for feature in features.FEATURES:
-            feature.complete(graph)
+            with graph.inserted.following(feature.origin):
+                feature.complete(graph)
         stages, owners = plan_stages(graph, cluster)
         tell_of_shared_devices(graph.taskgraphs, cluster)
         tell_of_first_devices(graph.taskgraphs, cluster)
@@ -197,7 +202,8 @@ def transform(tf_graph: Optional[tf.Graph] = None) -> Optional[TransformReport]:
                 passes = run_passes(passes_of(features.FEATURES), rewrite)
                 checkpoints = graph.state_of(Checkpoints)
                 if checkpoints is not None:
-                    checkpoints.complete([rewrite.prefix(copy) for copy in range(rewrite.local_replicas)])
+                    with graph.inserted.following(_SHARDS):
+                        checkpoints.complete([rewrite.prefix(copy) for copy in range(rewrite.local_replicas)])
                 if plan.workers > 1:
                     agreement.compare_facts(plan.name, "collectives", _fingerprint(rewrite))
         else:

@@ -36,6 +36,7 @@ from epl.parallel.plan.unequal_scopes import FirstOfGroup, planned_taskgraphs
 from epl.parallel.rewriting.context import RewriteContext
 from epl.profiler.estimate.estimate import MemoryEstimate, estimate
 from epl.profiler.memory_estimate import PreparedRun, prepare_run
+from epl.profiler.origins import GraphOrigins, find_origins
 from epl.utils.errors import AnnotationError
 
 _PHASES = {Phase.BACKWARD.encode(): Phase.BACKWARD, Phase.APPLY.encode(): Phase.APPLY}
@@ -115,6 +116,7 @@ class Explanation(NamedTuple):
       plan: the plan.
       taskgraphs, collectives, transfers: see there.
       memory: the memory of a step on the devices of this process.
+      origins: what the ops of the graph follow from, and the lines that made them.
     """
 
     title: str
@@ -123,6 +125,7 @@ class Explanation(NamedTuple):
     collectives: Tuple[CollectiveFacts, ...]
     transfers: Tuple[TransferFacts, ...]
     memory: MemoryEstimate
+    origins: GraphOrigins
 
 
 def explanation(fetches: Any = None, feed_dict: Optional[Dict[Any, Any]] = None) -> Explanation:
@@ -150,6 +153,7 @@ def explanation(fetches: Any = None, feed_dict: Optional[Dict[Any, Any]] = None)
         _collectives(run, rewrite, own),
         _transfers(run, own),
         estimate(run.graph, run.step),
+        find_origins(rewrite.graph),
     )
 
 

@@ -17,6 +17,7 @@ from epl.parallel.plan.plan import Plan
 from epl.profiler import output_files, tables
 from epl.profiler.estimate import report
 from epl.profiler.explanation import Explanation, explanation
+from epl.profiler.origins import describe_origins
 
 logger = logging.getLogger("epl")
 
@@ -68,6 +69,7 @@ def describe(found: Explanation) -> str:
         _titled("Tensors between devices in a step, on one replica:", _transfers(found)),
         _titled("Collectives of a step, on one rank:", _collectives(found)),
         _titled("Gradients and outputs:", plans.describe_gradients(plan)),
+        _titled("Where ops come from:", describe_origins(found.origins)),
         _titled("Features:", plans.describe_batches(plan) + plans.describe_features(plan)),
     ]
     return "\n\n".join("\n".join(part) for part in parts if part)

@@ -15,10 +15,12 @@ import tensorflow.compat.v1 as tf
 
 from epl.env import Env
 from epl.ir.graph import Graph
+from epl.ir.inserted_ops import OpOrigin
 from epl.ir.taskgraph import TASKGRAPH_ATTR
 from epl.parallel.auto_partition.annotate import Partitioned
 from epl.utils import tf_compat
 
+_DEPENDENCIES = OpOrigin("replicas", "dependencies")
 _MOST = 4  # ops that others wait for themselves
 
 
@@ -36,7 +38,7 @@ def behind_one_op(phase: str) -> Callable[[Callable[..., Any]], Callable[..., An
                 return create(*args, **kwargs)
             last = tf.AttrValue(i=graph.taskgraphs[-1].index)  # what it waits for may be in any
             before = tf_compat.set_attr_scope(graph.tf_graph, TASKGRAPH_ATTR, last)
-            with graph.phase(phase):
+            with graph.phase(phase), graph.inserted.following(_DEPENDENCIES):
                 one = tf.no_op(name="epl_dependencies")
             tf_compat.set_attr_scope(graph.tf_graph, TASKGRAPH_ATTR, before)
             with tf_compat.replaced_dependencies(many, one):

@@ -18,9 +18,10 @@ from epl.ir.colocation import separate_taskgraphs
 from epl.ir.gradient import Boundary, Gradient
 from epl.ir.gradient_boundary import boundary, returned_gradients, scaled, variable_name
 from epl.ir.graph import ApplyCall, GradientCall, Graph, first_tensor
+from epl.ir.inserted_ops import THE_USER, OpOrigin
 from epl.ir.taskgraph import Phase
 from epl.parallel import features
-from epl.parallel.feature import Apply, ApplyRequest, GradientsRequest
+from epl.parallel.feature import Apply, ApplyRequest, Feature, GradientsRequest
 from epl.parallel.plan.stages import stage_devices
 from epl.parallel.plan.strategy import Strategy, strategy_key
 from epl.runtime.dependencies import behind_one_op
@@ -31,6 +32,10 @@ from epl.utils.containers import as_list
 from epl.utils.errors import LayoutError, PlanError
 
 logger = logging.getLogger("epl")
+# What ops follow from that are made here.
+_BOUNDARY = OpOrigin("replicas", "gradient boundaries")
+_DENSE = OpOrigin("communication.sparse_as_dense", "dense gradients")
+_OPTIMIZER = OpOrigin(THE_USER, "the optimizer")
 # Of this thread: whether it is inside an optimizer's apply_gradients; seeds it made, and what is differentiated.
 _inside = threading.local()
 
@@ -49,12 +54,14 @@ def recorded_gradients(original: Callable[..., List[Any]], ys: Any, xs: Any, *ar
     if request.is_outermost:
         say_who_divides(graph, ys)
     for feature in asked:
-        request = feature.before_gradients(graph, request)
+        with graph.inserted.following(feature.origin):
+            request = feature.before_gradients(graph, request)
     request = request._replace(last_op=tf_compat.last_op_id(graph.tf_graph))
     with graph.phase(Phase.BACKWARD), _seeds_of_call(request) as seeds:
         gradients = original(**request.arguments)
         for feature in asked:
-            gradients = feature.after_gradients(graph, request, gradients)
+            with graph.inserted.following(feature.origin):
+                gradients = feature.after_gradients(graph, request, gradients)
         if len(graph.taskgraphs) > 1:
             separate_taskgraphs(tf_compat.ops_since(graph.tf_graph, request.last_op))
         returned, boundaries = _through_boundaries(graph, request, gradients)
@@ -74,11 +81,14 @@ def _through_boundaries(
         name = variable_name(x)
         if gradient is not None:
             if name is not None and config.sparse_as_dense and config.clip_after_allreduce:
-                gradient = tf.convert_to_tensor(gradient) if isinstance(gradient, tf.IndexedSlices) else gradient
+                with graph.inserted.following(_DENSE):
+                    gradient = tf.convert_to_tensor(gradient) if isinstance(gradient, tf.IndexedSlices) else gradient
             for feature in features.FEATURES:
-                gradient = feature.returned_gradient(graph, request, x, gradient)
+                with graph.inserted.following(feature.origin):
+                    gradient = feature.returned_gradient(graph, request, x, gradient)
             if name is not None:
-                gradient = boundary(gradient)
+                with graph.inserted.following(_BOUNDARY):
+                    gradient = boundary(gradient)
                 boundaries.append((name, gradient))
                 for feature in features.FEATURES:
                     feature.note_gradient(graph, name, gradient)
@@ -136,11 +146,12 @@ def recorded_apply(original: Callable[..., Any], grads_and_vars: Any, *args: Any
     _refuse_planned(graph)
 
     def optimize(request: ApplyRequest) -> Any:
-        return original(request.pairs, *request.args, **request.kwargs)
+        with graph.inserted.following(_OPTIMIZER):
+            return original(request.pairs, *request.args, **request.kwargs)
 
-    around_optimizer = _chain([feature.around_optimizer for feature in features.FEATURES], graph, optimize)
+    around_optimizer = _chain([_following(one, one.around_optimizer) for one in features.FEATURES], graph, optimize)
     record = functools.partial(_recorded, graph, around_optimizer)
-    around_apply = _chain([feature.around_apply for feature in features.FEATURES], graph, record)
+    around_apply = _chain([_following(one, one.around_apply) for one in features.FEATURES], graph, record)
     _inside.apply = True
     try:
         with graph.phase(Phase.APPLY):
@@ -157,11 +168,22 @@ def _recorded(graph: Graph, apply: Apply, request: ApplyRequest) -> Any:
     for i, (gradient, variable) in enumerate(pairs):
         name = variable_name(variable)
         if gradient is not None and name is not None:
-            gradient = boundary(gradient)
+            with graph.inserted.following(_BOUNDARY):
+                gradient = boundary(gradient)
             boundaries.append((name, gradient))
             pairs[i] = (gradient, variable)
     graph.apply_calls.append(ApplyCall(tuple(boundaries), request.changed))
     return apply(request._replace(pairs=pairs))
+
+
+def _following(feature: Feature, wrapper: Callable[..., Any]) -> Callable[..., Any]:
+    """A wrapper whose own ops follow from what asks for its feature."""
+
+    def call(graph: Graph, request: ApplyRequest, apply: Apply) -> Any:
+        with graph.inserted.following(feature.origin):
+            return wrapper(graph, request, apply=apply)
+
+    return call
 
 
 def _chain(wrappers: Sequence[Callable[..., Any]], graph: Graph, inner: Apply) -> Apply:
@@ -183,7 +205,8 @@ def _as_applied(graph: Graph, grads_and_vars: Any) -> Tuple[List[Any], bool]:
                 gradient = tf.convert_to_tensor(gradient)
             changed = changed or first_tensor(gradient).op.name not in returned
             if sparse_as_dense and isinstance(gradient, tf.IndexedSlices):
-                gradient = tf.convert_to_tensor(gradient)
+                with graph.inserted.following(_DENSE):
+                    gradient = tf.convert_to_tensor(gradient)
         pairs.append((gradient, variable))
     return pairs, changed
 

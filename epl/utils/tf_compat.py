@@ -371,6 +371,16 @@ def ops_since(graph: tf.Graph, last_id: int) -> List[tf.Operation]:
     return [graph._nodes_by_id[i] for i in ids if i in graph._nodes_by_id]
 
 
+def ops_between(graph: tf.Graph, before: int, last: int) -> List[tf.Operation]:
+    """The ops created after op number `before`, up to op number `last`."""
+    return [graph._nodes_by_id[i] for i in range(before + 1, last + 1) if i in graph._nodes_by_id]
+
+
+def creation_frames(op: tf.Operation) -> Iterator[Tuple[str, int]]:
+    """(file, line) of the calls that created an op, the innermost first; without reading the files."""
+    return ((frame.filename, frame.lineno) for frame in reversed(op._traceback or []))
+
+
 @contextlib.contextmanager
 def noting_ops(graph: tf.Graph, note: Callable[[List[tf.Operation]], None]) -> Iterator[None]:
     """Gives the ops that are created inside to `note`, also when the block ends by an error."""

@@ -4,6 +4,7 @@ import numpy as np
 import tensorflow.compat.v1 as tf
 
 from epl.ir.graph import Graph, first_tensor
+from epl.ir.inserted_ops import OpOrigin
 from epl.parallel import features
 from epl.parallel.feature import Feature
 from epl.parallel.rewriting.pass_manager import Pass
@@ -20,6 +21,8 @@ class Norms:
 
 class GradientNorms(Feature):
     """Whoever fetches "norms" gets the norms of all gradients, as all replicas have averaged them."""
+
+    origin = OpOrigin("norms", "norms")
 
     def around_optimizer(self, graph, request, apply):
         norms = graph.state_of(Norms) or graph.keep(Norms, Norms())
@@ -39,6 +42,7 @@ class GradientNorms(Feature):
         Pass(
             "note_norms",
             lambda rewrite: setattr(rewrite.graph.state_of(Norms), "built_when", sorted(rewrite.collectives)),
+            "norms",
             requires=frozenset(["collectives"]),
             plain=True,
         ),

@@ -183,7 +183,7 @@ def test_the_tables_of_a_pipeline(init, capsys):
     titles = [line.split(":")[0].split(",")[0].split(" in ")[0] for line in lines if line and line[0] != " "]
     assert titles == [
         "EPL", "TaskGraphs", "Memory of a step", "Schedule PreferBackward", "Tensors between devices",
-        "Collectives of a step", "Gradients and outputs",
+        "Collectives of a step", "Gradients and outputs", "Where ops come from",
     ]  # fmt: skip
     assert lines[0].startswith("EPL: 2 replicas x 2 stages = 1 worker x 4 devices (CPU), 2 micro batches, gradients")
     assert lines[3].split() == "strategy stage devices ops parameters MB forward backward update".split()

@@ -5,6 +5,7 @@ from typing import Any, Optional, Sequence
 
 from epl.config.config import Config
 from epl.ir.graph import Graph
+from epl.ir.inserted_ops import OpOrigin
 from epl.parallel.accumulation.apply import accumulated_apply, steps_of
 from epl.parallel.accumulation.record import accumulations_of
 from epl.parallel.feature import Apply, ApplyRequest, Feature
@@ -19,6 +20,8 @@ logger = logging.getLogger("epl")
 
 class AccumulationFeature(Feature):
     """A training step takes several runs, whose gradients are added up."""
+
+    origin = OpOrigin("pipeline.num_micro_batch", "gradient accumulation")
 
     def around_apply(self, graph: Graph, request: ApplyRequest, apply: Apply) -> Any:
         """Applies the mean of several runs in the last one."""

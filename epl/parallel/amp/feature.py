@@ -5,6 +5,7 @@ from typing import Any, List, Optional
 from epl.config.config import Config
 from epl.ir.gradient import Gradient
 from epl.ir.graph import Graph
+from epl.ir.inserted_ops import OpOrigin
 from epl.parallel.amp import gradients as mixed
 from epl.parallel.amp import half_ops, loss_scale, order_scale_updates, section
 from epl.parallel.amp.refusals import refuse_unskipped, warn_of_precision
@@ -15,6 +16,8 @@ from epl.parallel.rewriting.context import RewriteContext
 
 class AmpFeature(Feature):
     """Ops compute in half precision; gradients are scaled in the backward pass, and steps that overflow are skipped."""
+
+    origin = OpOrigin("amp.level", "mixed precision")
 
     passes = (order_scale_updates.PASS,)
 

@@ -35,6 +35,7 @@ def run(rewrite: RewriteContext) -> None:
 PASS = Pass(
     "order_scale_updates",
     run,
+    "amp.level",
     adds=names("orders"),
     after=names("group_apply"),
     plain=True,

@@ -7,6 +7,7 @@ import tensorflow.compat.v1 as tf
 from epl.env import Env
 from epl.ir.gradient_boundary import variable_name
 from epl.ir.graph import Graph
+from epl.ir.inserted_ops import OpOrigin
 from epl.parallel.auto_partition.annotate import Partitioned, partition_model
 from epl.parallel.feature import Feature
 from epl.parallel.plan.sections import PartitionSection
@@ -15,6 +16,8 @@ from epl.parallel.rewriting.context import RewriteContext
 
 class AutoPartitionFeature(Feature):
     """Divides the model into stages when it is first differentiated by its variables."""
+
+    origin = OpOrigin("auto.auto_parallel", "stages")
 
     def annotate(self, ys: Any, xs: Sequence[Any]) -> None:
         """Annotates the model of the default graph."""

@@ -4,6 +4,7 @@ from typing import Optional
 
 from epl.config.config import Config
 from epl.ir.graph import Graph
+from epl.ir.inserted_ops import OpOrigin
 from epl.parallel.feature import Feature
 from epl.parallel.grouped_apply import order_groups
 from epl.parallel.plan.sections import GroupedApplySection
@@ -12,6 +13,8 @@ from epl.parallel.rewriting.context import RewriteContext
 
 class GroupedApplyFeature(Feature):
     """Variables are updated group by group, so that the temporary tensors of one group are there at a time."""
+
+    origin = OpOrigin("optimizer.num_apply_group", "groups of updates")
 
     passes = (order_groups.PASS,)
 

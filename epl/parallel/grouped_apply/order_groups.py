@@ -200,6 +200,7 @@ class _Ordering:
 PASS = Pass(
     "group_apply",
     run,
+    "optimizer.num_apply_group",
     adds=names("orders"),
     after=names("aggregate_gradients order_gathers"),
     plain=True,

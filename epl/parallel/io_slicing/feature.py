@@ -2,6 +2,7 @@
 
 import logging
 
+from epl.ir.inserted_ops import OpOrigin
 from epl.parallel.feature import Feature
 from epl.parallel.io_slicing.rewrite import slice_inputs
 from epl.parallel.plan.plan import ranks_of
@@ -27,4 +28,6 @@ def _slice(rewrite: RewriteContext) -> None:
 class IoSlicingFeature(Feature):
     """Every worker reads its own share of the input files."""
 
-    passes = (Pass("slice_inputs", _slice),)
+    origin = OpOrigin("io.slicing", "input files")
+
+    passes = (Pass("slice_inputs", _slice, "io.slicing"),)

@@ -182,6 +182,7 @@ def _report(
 PASS = Pass(
     "offload",
     run,
+    "offload.level",
     requires=names("recomputed"),
     after=names("recompute"),
     plain=True,

@@ -218,6 +218,7 @@ def _refuse(rewrite: RewriteContext, view: GraphView, ops: MicroBatchOps) -> Non
 PASS = Pass(
     "clone_micro_batches",
     run,
+    "pipeline.num_micro_batch",
     provides=names("micro_batched micro_merged folded stage_of barriers later_writes"),
     adds=names("over_micro_batches orders collectives"),
     after=names("recompute offload gather_per_use needed_collectives"),

@@ -4,6 +4,7 @@ from typing import Any, List, Optional
 
 from epl.config.config import Config
 from epl.ir.graph import Graph
+from epl.ir.inserted_ops import OpOrigin
 from epl.parallel.feature import Feature, Run, RunRequest
 from epl.parallel.plan.sections import RecomputeSection
 from epl.parallel.recompute import check_run, recompute_segments
@@ -12,6 +13,8 @@ from epl.parallel.rewriting.context import RewriteContext
 
 class RecomputeFeature(Feature):
     """Recomputes ops of the forward pass for the backward pass, so that their outputs need not be kept."""
+
+    origin = OpOrigin("gradient_checkpoint.type", "recomputation")
 
     passes = (recompute_segments.PASS,)
 

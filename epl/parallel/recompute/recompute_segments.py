@@ -287,6 +287,7 @@ def _rewire(rewrite: RewriteContext, view: GraphView, segment: Segment, prefix: 
 PASS = Pass(
     "recompute",
     run,
+    "gradient_checkpoint.type",
     provides=names("recomputed gradient_checks"),
     plain=True,
     optional=True,

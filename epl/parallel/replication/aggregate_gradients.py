@@ -220,6 +220,7 @@ def replace_source(rewrite: RewriteContext, boundary: Gradient, new: Gradient) -
 PASS = Pass(
     "aggregate_gradients",
     run,
+    "replicas",
     provides=names("gates weight"),
     adds=names("collectives"),
     after=names("clone_micro_batches divide_batches"),

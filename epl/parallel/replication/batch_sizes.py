@@ -154,4 +154,4 @@ def _resize(rewrite: RewriteContext) -> None:
             tf_compat.set_input(op, size.position, number)
 
 
-PASS = Pass("resize_batches", _resize)
+PASS = Pass("resize_batches", _resize, "auto.balance")

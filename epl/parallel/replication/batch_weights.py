@@ -79,6 +79,7 @@ def _rows(rewrite: RewriteContext, source: tf.Operation) -> tf.Tensor:
 PASS = Pass(
     "count_rows",
     run,
+    "replicas",
     provides=names("counted"),
     requires=names("weight rows_read micro_batched gates barriers later_writes orders"),
     after=names("merge_global_outputs"),

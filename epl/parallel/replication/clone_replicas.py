@@ -214,6 +214,7 @@ def _edit(rewrite: RewriteContext, view: GraphView, seeds: OwnSeeds, node: int, 
 PASS = Pass(
     "clone_replicas",
     run,
+    "replicas",
     provides=names("weights"),
     adds=names("syncs"),
     requires=names("weight cloned read_once stage_of batch_index batch_count collectives"),

@@ -190,6 +190,7 @@ def own_index(rewrite: RewriteContext, rank: int) -> Dict[str, Sequence[Tuple[st
 PASS = Pass(
     "divide_batches",
     run,
+    "replicas",
     provides=names("batch_index batch_count batch_checks rows_read"),
     adds=names("over_micro_batches"),
     requires=names("micro_batched micro_merged"),

@@ -180,6 +180,7 @@ def _update_summaries(rewrite: RewriteContext) -> None:
 GLOBAL_PASS = Pass(
     "merge_global_outputs",
     run_global,
+    "outputs",
     adds=names("collectives merged"),
     requires=names("weight over_micro_batches batch_index"),
     after=names("order_step_writes"),
@@ -187,6 +188,7 @@ GLOBAL_PASS = Pass(
 LOCAL_PASS = Pass(
     "merge_local_outputs",
     run_local,
+    "outputs",
     provides=names("summarized plain_summaries"),
     adds=names("merged"),
     requires=names("weights over_micro_batches batch_index cloned"),

@@ -163,6 +163,7 @@ def _ends(view: GraphView, nodes: Iterable[int], depths: Sequence[Tuple[int, int
 PASS = Pass(
     "order_step_writes",
     run,
+    "replicas",
     adds=names("orders"),
     requires=names("gates micro_batched micro_merged stage_of"),
     after=names("order_scale_updates"),

@@ -157,6 +157,7 @@ def _refuse_tapes(rewrite: RewriteContext, view: GraphView) -> None:
 PASS = Pass(
     "select_ops",
     run,
+    "replicas",
     provides=names("cloned writes foreign_writes read_once"),
     requires=names(
         "gates collectives weight orders barriers later_writes over_micro_batches batch_index micro_batched"

@@ -155,6 +155,7 @@ def _assign(variable: tf.Operation, value: tf.Tensor) -> tf.Operation:
 PASS = Pass(
     "broadcast_variables",
     run_broadcast,
+    "replicas",
     provides=names("broadcasts"),
     requires=names("cloned"),
     after=names("clone_replicas"),

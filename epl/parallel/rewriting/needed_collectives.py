@@ -120,6 +120,7 @@ def _trained(rewrite: RewriteContext) -> Set[str]:
 PASS = Pass(
     "needed_collectives",
     run,
+    "replicas",
     adds=names("orders"),
     after=names("recompute offload gather_per_use"),
 )

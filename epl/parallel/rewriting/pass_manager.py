@@ -10,6 +10,7 @@ import os
 import time
 from typing import TYPE_CHECKING, Callable, FrozenSet, List, NamedTuple, Sequence
 
+from epl.ir.inserted_ops import OpOrigin
 from epl.parallel.rewriting import verifier
 from epl.utils import tf_compat
 from epl.utils.errors import PlanError
@@ -28,6 +29,7 @@ class Pass(NamedTuple):
     Attributes:
       name: name in reports.
       run: the function that changes the graph.
+      decision: what asks for it: a configuration key, or a word for what the annotation says, such as "replicas".
       provides: attributes of the context that it sets; no other pass does.
       adds: collections of the context that it adds to, as other passes may.
       requires: attributes of the context that it reads, after all passes have provided them or added to them.
@@ -38,6 +40,7 @@ class Pass(NamedTuple):
 
     name: str
     run: Callable[["RewriteContext"], None]
+    decision: str
     provides: FrozenSet[str] = _NOTHING
     adds: FrozenSet[str] = _NOTHING
     requires: FrozenSet[str] = _NOTHING
@@ -105,6 +108,7 @@ def run_passes(passes: Sequence[Pass], rewrite: "RewriteContext") -> List[PassRe
     reports: List[PassReport] = []
     dump, verify = os.environ.get("EPL_DUMP_GRAPH"), os.environ.get("EPL_VERIFY")
     ordered = _without_skipped(passes)
+    known = tf_compat.op_names(rewrite.tf_graph)
     for number, p in enumerate(ordered):
         start, ops = time.process_time(), tf_compat.num_nodes(rewrite.tf_graph)
         rewrite.running = p
@@ -112,6 +116,10 @@ def run_passes(passes: Sequence[Pass], rewrite: "RewriteContext") -> List[PassRe
         rewrite.running = None
         report = PassReport(p.name, time.process_time() - start, tf_compat.num_nodes(rewrite.tf_graph) - ops)
         reports.append(report)
+        if report.ops_added:
+            names = tf_compat.op_names(rewrite.tf_graph)
+            rewrite.graph.inserted.add(names - known, OpOrigin(p.decision, p.name))
+            known = names
         if verify and (verify != "last" or p is ordered[-1]):
             verifier.check_rewrite(rewrite, [one.name for one in reports])
         logger.debug("pass %d %s: %.3f s CPU, %d ops added", number, report.name, report.cpu_s, report.ops_added)

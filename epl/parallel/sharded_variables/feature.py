@@ -3,6 +3,7 @@
 from typing import Any
 
 from epl.ir.graph import Graph
+from epl.ir.inserted_ops import OpOrigin
 from epl.parallel.feature import Apply, ApplyRequest, Feature, RunRequest
 from epl.parallel.sharded_variables.fetching import ShardFetches
 from epl.parallel.sharded_variables.slots import watched_slots
@@ -11,6 +12,8 @@ from epl.parallel.sharding.sharded_variables import ShardedVariables
 
 class ShardedSlotsFeature(Feature):
     """Makes slots of shards known as shards, and gives the full value to a run that fetches a sharded variable."""
+
+    origin = OpOrigin("sharded variables", "slots")
 
     def around_optimizer(self, graph: Graph, request: ApplyRequest, apply: Apply) -> Any:
         """Adds the new slots to the registry."""

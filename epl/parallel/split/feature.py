@@ -9,6 +9,7 @@ from epl.env import Env
 from epl.ir.gradient import Gradient
 from epl.ir.gradient_boundary import variable_name
 from epl.ir.graph import Graph
+from epl.ir.inserted_ops import OpOrigin
 from epl.parallel.feature import Feature, GradientsRequest
 from epl.parallel.plan.sections import SplitSection
 from epl.parallel.plan.unequal_scopes import split_taskgraphs
@@ -20,6 +21,8 @@ from epl.utils.errors import NotAvailableError, PlanError
 
 class SplitFeature(Feature):
     """Tensor parallelism."""
+
+    origin = OpOrigin("epl.split", "split")
 
     def before_gradients(self, graph: Graph, request: GradientsRequest) -> GradientsRequest:
         """Lowers the splits of the model, and differentiates the lowered tensors in place of the user's."""

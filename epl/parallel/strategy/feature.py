@@ -7,6 +7,7 @@ import tensorflow.compat.v1 as tf
 from epl.env import Env
 from epl.ir.gradient_boundary import variable_name
 from epl.ir.graph import Graph
+from epl.ir.inserted_ops import OpOrigin
 from epl.parallel.feature import Feature, GradientsRequest, Run, RunRequest
 from epl.parallel.plan.strategy import Strategy, strategy_key
 from epl.parallel.strategy import record
@@ -19,6 +20,8 @@ class StrategyFeature(Feature):
 
     It is that of `auto.plan_file`, or that which the planner finds, for `auto.planner` and `auto.balance`.
     """
+
+    origin = OpOrigin("auto.plan_file", "strategy")
 
     def annotate(self, ys: Any, xs: Sequence[Any]) -> None:
         """Annotates and configures the model of the default graph."""

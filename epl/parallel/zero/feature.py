@@ -3,6 +3,7 @@
 from typing import Any, Optional
 
 from epl.ir.graph import Graph
+from epl.ir.inserted_ops import OpOrigin
 from epl.parallel.feature import Apply, ApplyRequest, Feature
 from epl.parallel.plan.sections import ZeroSection
 from epl.parallel.rewriting.context import RewriteContext
@@ -13,6 +14,8 @@ from epl.utils.containers import map_items
 
 class ZeroFeature(Feature):
     """Data parallelism in which each rank holds a shard of the weights and of the optimizer state."""
+
+    origin = OpOrigin("zero.level", "shards")
 
     passes = (gather_per_use.PASS, order_gathers.PASS)
 

@@ -163,6 +163,7 @@ class _GatherPerUse:
 PASS = Pass(
     "gather_per_use",
     run,
+    "zero.level",
     provides=names("copies_per_use gather_streams unused_gathers"),
     after=names("recompute offload"),
 )

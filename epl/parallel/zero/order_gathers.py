@@ -85,6 +85,7 @@ def _last_blocks(view: GraphView, blocks: Dict[int, int], nodes: Sequence[int]) 
 PASS = Pass(
     "order_gathers",
     run,
+    "zero.level",
     adds=names("orders"),
     requires=names("gather_streams gates"),
     optional=True,

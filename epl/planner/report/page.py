@@ -50,9 +50,14 @@ def page(plan: SimulatedPlan, title: str) -> str:
     """
     parts = [f"<h1>{html.escape(title)}</h1>", *_summary(plan), *_decisions(plan)]
     if plan.prediction is not None:
-        parts += [*_devices(plan.prediction), *_time(plan.prediction), *_memory(plan.prediction)]
+        parts += [
+            *_devices(plan.prediction),
+            *_time(plan.prediction),
+            *_memory(plan.prediction),
+        ]
         parts += [*_gains(plan, plan.prediction), *_traffic(plan.prediction)]
     parts += [*_candidates(plan), *_assumptions(plan)]
+    parts += _origins(plan)
     return (
         '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width,initial-scale=1">'
@@ -171,6 +176,21 @@ def _candidates(plan: SimulatedPlan) -> List[str]:
         rows.append([one.candidate.name, time, one.refusal or ", ".join(lacks)])
         marks.append(one is plan.search.chosen)
     return ["<h2>Candidates</h2>", _table(["plan", "time", "why not"], rows, (1,), marks)]
+
+
+def _origins(plan: SimulatedPlan) -> List[str]:
+    """Ops that were added, by decision; and the lines that made those of the user."""
+    if plan.origins is None:
+        return []
+    added = [[one.decision, one.step, f"{one.ops:,}"] for one in plan.origins.inserted]
+    lines = [
+        [str(one.taskgraph), f"{one.file}:{one.first} to {one.last}", f"{one.ops:,}"] for one in plan.origins.sources
+    ]
+    return [
+        "<h2>Where ops come from</h2>",
+        _table(["decision", "added by", "ops"], added, (2,)),
+        _table(["TaskGraph", "lines", "ops"], lines, (2,)),
+    ]
 
 
 def _assumptions(plan: SimulatedPlan) -> List[str]:

@@ -18,6 +18,7 @@ from epl.planner.search import capacity, comparison
 from epl.planner.search.decision import SearchResult
 from epl.planner.search.planned_model import PlannedModel, planned_model
 from epl.planner.search.reasons import Reason, describe_reason, find_reasons
+from epl.profiler.origins import GraphOrigins, find_origins
 from epl.utils.errors import EplError
 
 FORMAT = "epl-plan"
@@ -36,6 +37,7 @@ class SimulatedPlan(NamedTuple):
       search: what it has been compared with; None without a search.
       reasons: of its decisions.
       gains: what each of its features buys.
+      origins: of the ops of the rewritten graph.
       remedy: if it does not fit: how many devices would do for the same decisions, in a sentence; else "".
     """
 
@@ -46,6 +48,7 @@ class SimulatedPlan(NamedTuple):
     search: Optional[SearchResult]
     reasons: Tuple[Reason, ...] = ()
     gains: Tuple[FeatureGain, ...] = ()
+    origins: Optional[GraphOrigins] = None
     remedy: str = ""
 
     @property
@@ -97,6 +100,7 @@ class SimulatedPlan(NamedTuple):
             "strategy": json.loads(strategies.to_json(self.strategy)),
             "refusal": self.refusal,
             "remedy": self.remedy,
+            "origins": plain.plain(self.origins),
             "decisions": [plain.plain(one) for one in self.reasons],
         }
         if self.model is not None:
@@ -121,7 +125,8 @@ def simulate_plan(graph: Graph, strategy: Strategy) -> SimulatedPlan:
     search = graph.state_of(SearchResult)
     found = graph.state_of(ForwardPass)
     assert found is not None
-    told = SimulatedPlan(strategy, None, None, "", search, tuple(_reasons(strategy, search)))
+    reasons = tuple(_reasons(strategy, search))
+    told = SimulatedPlan(strategy, None, None, "", search, reasons, origins=find_origins(graph))
     try:
         told = told._replace(model=planned_model(graph, found))
         assert told.model is not None

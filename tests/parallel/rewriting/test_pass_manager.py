@@ -21,7 +21,7 @@ from tests.parallel.in_process import Linear
 
 def a_pass(name, provides="", requires="", after="", adds="", run=lambda rewrite: None):
     contract = {"provides": provides, "requires": requires, "after": after, "adds": adds}
-    return Pass(name, run, **{key: words(text) for key, text in contract.items()})
+    return Pass(name, run, "replicas", **{key: words(text) for key, text in contract.items()})
 
 
 def names(passes):

@@ -68,13 +68,25 @@ def test_recorded_strategy_has_blocks_settings_and_ops(init):
     assert strategies.from_json(strategies.to_json(strategy)) == strategy
 
 
-def test_unannotated_model_is_trained_by_a_strategy_with_equal_plan(init, tmp_path):
-    init(2, annotate=False, **AUTO)
+@pytest.mark.parametrize(
+    "config",
+    [
+        AUTO,
+        {"zero__level": "v1", "pipeline__num_micro_batch": 2},
+        {"zero__level": "v2", "gradient_checkpoint__type": "auto", "pipeline__num_micro_batch": 1},
+        {"auto__balance": "3:1", "optimizer__num_apply_group": 2},
+    ],
+    ids=["pipeline", "ZeRO v1", "ZeRO v2", "uneven rows"],
+)
+def test_unannotated_model_is_trained_by_a_strategy_with_equal_plan(init, tmp_path, config):
+    init(2, annotate=False, **config)
     strategy, plan = _recorded(_model)
     init(2, annotate=False, auto__plan_file=_saved(tmp_path, strategy))
     again, same = _recorded(_model)
-    assert Env.get().config.pipeline.num_micro_batch == 2
+    micro_batches = config.get("pipeline__num_micro_batch", 1)
+    assert Env.get().config.pipeline.num_micro_batch == micro_batches
     assert Env.get().config.provenance("pipeline.num_micro_batch") == "planner"
+    assert strategies.differences(again, strategy) == []
     assert plans.first_difference(plans.renamed(same, plan.name), plan) is None
     assert plans.plan_hash(plans.renamed(same, plan.name)) == plans.plan_hash(plan)
     assert again.blocks_origin == strategy.blocks_origin
