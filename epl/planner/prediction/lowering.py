@@ -494,7 +494,7 @@ class StepLowering:
         if part >= 0:
             name += f" part {part}"
         members = (ops[piece[0]], ops[piece[1] - 1] + 1) if piece[0] < piece[1] else (0, 0)
-        return LoweredOp(name, kind, ops=members)
+        return LoweredOp(name, kind, ops=members, micro_batch=action.micro_batch)
 
     # ---- Facts of a device.
 

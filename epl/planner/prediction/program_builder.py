@@ -35,6 +35,7 @@ class LoweredOp(NamedTuple):
       bytes: that a collective or a transfer is for.
       devices: devices of the machine that take part.
       ops: number of the first op of the model that it runs, and of the one after the last; (0, 0) for others.
+      micro_batch: of a pass; -1 for others.
     """
 
     name: str
@@ -44,6 +45,7 @@ class LoweredOp(NamedTuple):
     bytes: float = 0.0
     devices: int = 1
     ops: Tuple[int, int] = (0, 0)
+    micro_batch: int = -1
 
 
 class LoweredStep(NamedTuple):

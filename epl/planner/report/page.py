@@ -10,6 +10,7 @@ from typing import Dict, Iterable, List, Sequence
 from epl.parallel.plan.strategy import block_in_words
 from epl.planner.machine import quantities
 from epl.planner.prediction.prediction import Prediction
+from epl.planner.prediction.schedule_grid import find_grid
 from epl.planner.report import pictures
 from epl.planner.report.feature_gains import rows_of_gains
 from epl.planner.report.simulated_plan import SimulatedPlan
@@ -31,6 +32,7 @@ svg{display:block;width:100%;margin:.2rem 0 .8rem}
 .lane{fill:var(--soft)}.forward,.part0{fill:var(--a)}.backward{fill:var(--b)}.recompute{fill:var(--f)}.update{fill:var(--e)}
 .collective,.part1{fill:var(--c)}.transfer{fill:var(--d)}.part2{fill:var(--soft)}.part3{fill:var(--d)}.part4{fill:var(--e)}
 .part5{fill:var(--f)}.memory{fill:var(--b);stroke:var(--a)}.limit{stroke:var(--d);stroke-width:2;stroke-dasharray:6 4}
+svg text{fill:var(--paper);font:11px system-ui,sans-serif}
 .key span{display:inline-block;margin-right:1rem}
 .key i{display:inline-block;width:.8rem;height:.8rem;margin-right:.3rem}
 pre{overflow-x:auto;background:var(--soft);padding:.6rem}p.bad{color:var(--d);font-weight:600}
@@ -53,6 +55,7 @@ def page(plan: SimulatedPlan, title: str) -> str:
         parts += [
             *_devices(plan.prediction),
             *_time(plan.prediction),
+            *_schedule(plan.prediction),
             *_memory(plan.prediction),
         ]
         parts += [*_gains(plan, plan.prediction), *_traffic(plan.prediction)]
@@ -138,6 +141,14 @@ def _time(found: Prediction) -> List[str]:
         "<h2>Time</h2>", f'<p class="key">{key}</p>', *_titled(found, pictures.timelines(found)),
         "<p>What sets the time of the step, op after op, by kind:</p>", _table(["kind", "time", "part"], rows, (1, 2)),
     ]  # fmt: skip
+
+
+def _schedule(found: Prediction) -> List[str]:
+    grid = find_grid(found)
+    if grid is None:
+        return []
+    words = "The passes of a replica, a row for each stage: F forward, B backward, with the micro batch."
+    return ["<h2>Schedule</h2>", f"<p>{words}</p>", f'<div class="wide">{pictures.schedule(grid)}</div>']
 
 
 def _memory(found: Prediction) -> List[str]:

@@ -10,14 +10,19 @@ Intervals too narrow to be seen join the one before them: a picture has some hun
 import html
 from typing import Dict, List, NamedTuple, Optional, Sequence, Tuple
 
+from epl.parallel.plan.schedule import FORWARD
 from epl.planner.machine import quantities
 from epl.planner.prediction.prediction import PredictedDevices, Prediction
-from epl.planner.prediction.program_builder import COMPUTES
+from epl.planner.prediction.program_builder import COMPUTES, LoweredKind
+from epl.planner.prediction.schedule_grid import ScheduleGrid
 
 WIDTH = 1000  # units of a picture; the page scales it
 _LANE = 22
 _MEMORY_HEIGHT = 90
 _NARROWEST = 1.0  # units
+_SLOT = 24  # pixels of a slot of a schedule
+_NARROWEST_GRID = 300  # pixels
+_LETTER = 8  # pixels
 
 
 class Interval(NamedTuple):
@@ -83,6 +88,30 @@ def _rectangle(one: Interval, top: int, scale: float) -> str:
     return (
         f'<rect class="{one.kind}" x="{one.start * scale:.2f}" y="{top}" width="{width:.2f}" height="{_LANE - 4}">'
         f"<title>{words}</title></rect>"
+    )
+
+
+def schedule(grid: ScheduleGrid) -> str:
+    """The picture of the passes of a pipeline; as wide as its passes need, so it scrolls in a narrow page."""
+    slots = grid.seconds / grid.slot if grid.slot else 1.0
+    width = max(_NARROWEST_GRID, round(slots * _SLOT))
+    scale = width / (grid.seconds or 1.0)
+    shapes = [f'<rect class="lane" x="0" y="{n * _LANE}" width="{width}" height="{_LANE - 4}"/>' for n in
+              range(grid.stages)]  # fmt: skip
+    for one in grid.passes:
+        x, span, top = one.start * scale, (one.end - one.start) * scale, one.stage * _LANE
+        kind = LoweredKind.FORWARD if one.kind == FORWARD else LoweredKind.BACKWARD
+        words = f"stage {one.stage} {one.text()}: {_seconds(one.start)} to {_seconds(one.end)}"
+        shapes.append(
+            f'<rect class="{kind}" x="{x:.1f}" y="{top}" width="{max(span - 1, 0.5):.1f}" height="{_LANE - 4}">'
+            f"<title>{words}</title></rect>"
+        )
+        if span > _LETTER * len(one.text()):
+            shapes.append(f'<text x="{x + 2:.1f}" y="{top + 13}">{one.text()}</text>')
+    height = grid.stages * _LANE
+    return (
+        f'<svg viewBox="0 0 {width} {height}" role="img" style="width:{width}px;height:{height}px">'
+        f"<title>schedule of {grid.stages} stages</title>{''.join(shapes)}</svg>"
     )
 
 

@@ -12,6 +12,7 @@ from epl.planner.machine import quantities
 from epl.planner.machine.machine import to_plain
 from epl.planner.prediction import describe, plain
 from epl.planner.prediction.prediction import Prediction, predict
+from epl.planner.prediction.schedule_grid import draw_grid, find_grid
 from epl.planner.report import feature_gains
 from epl.planner.report.feature_gains import FeatureGain, find_gains
 from epl.planner.search import capacity, comparison
@@ -78,6 +79,10 @@ class SimulatedPlan(NamedTuple):
             return [f"not simulated: {self.refusal}"]
         lines = describe.describe(self.prediction)
         lines += [self.remedy] if self.remedy else []
+        grid = find_grid(self.prediction)
+        if grid is not None:
+            lines += ["", "schedule of a replica, as simulated: passes by stage and time, F forward, B backward"]
+            lines += ["  " + line for line in draw_grid(grid)]
         if self.gains:
             lines += ["", "what each feature buys: the plan without it"]
             lines += ["  " + line for line in feature_gains.describe_gains(self.gains, self.prediction)]
@@ -109,6 +114,8 @@ class SimulatedPlan(NamedTuple):
             )
         if self.prediction is not None:
             found["simulation"] = plain.to_plain(self.prediction)
+            grid = find_grid(self.prediction)
+            found["schedule"] = [] if grid is None else [plain.plain(one) for one in grid.passes]
             found["features"] = [plain.plain(one) for one in self.gains]
         if self.search is not None:
             found["candidates"] = [_candidate(one, one is self.search.chosen) for one in self.search.compared]

@@ -56,6 +56,13 @@ def plan(request):
     return plans()[request.param]
 
 
+def _pictures(plan):
+    """How many: shares, timeline and memory of each class of devices, and the schedule of a pipeline."""
+    if plan.prediction is None:
+        return 0
+    return 3 * len(plan.prediction.devices) + any(one.stage for one in plan.prediction.devices)
+
+
 def test_page_asks_nothing_and_escapes_texts(plan):
     text = page.page(plan, "my <script>.py")
     assert "my &lt;script&gt;.py" in text and "<script" not in text
@@ -74,7 +81,7 @@ def test_page_has_the_numbers_of_the_simulation(plan):
             assert any(page._seconds(one.busy) in line for line in lines)
     assert page._seconds(plan.prediction.seconds) in text
     assert ("It does not fit" in text) == (not plan.fits)
-    assert text.count("<svg") == 3 * len(plan.prediction.devices)
+    assert text.count("<svg") == _pictures(plan)
     assert "a batch has <8> rows" in text
 
 
@@ -147,4 +154,4 @@ def test_page_in_a_browser(plan, tmp_path, width):
     )  # fmt: skip
     seen = json.loads(html.unescape(re.search("<title>(.*?)</title>", done.stdout).group(1)))
     assert seen["sideways"] == 0 and seen["empty"] == 0
-    assert seen["pictures"] == (0 if plan.prediction is None else 3 * len(plan.prediction.devices))
+    assert seen["pictures"] == _pictures(plan)
