@@ -22,7 +22,7 @@ _MEMORY_HEIGHT = 90
 _NARROWEST = 1.0  # units
 _SLOT = 24  # pixels of a slot of a schedule
 _NARROWEST_GRID = 300  # pixels
-_LETTER = 8  # pixels
+_LETTER = 7  # pixels
 
 
 class Interval(NamedTuple):

@@ -19,11 +19,20 @@ from epl.planner.search.comparison import Compared, PlanOutcome
 from epl.planner.search.decision import SearchResult
 from epl.planner.search.planned_model import PlannedModel
 from epl.planner.search.reasons import Alternative, Reason
+from epl.profiler.origins import GraphOrigins, InsertedFacts, SourceFacts
 from tests.planner.prediction import hand_made
 
 REASONS = (
     Reason("zero.level", '"v1"', "planner", Alternative('"v0"', "other <plan>", 3.0, 1.5, (), "")),
     Reason("blocks", "1", "scopes"),
+)
+
+
+ORIGINS = GraphOrigins(
+    (InsertedFacts("replicas", "clone_replicas", 1200),),
+    (SourceFacts(0, "/a/long/path/of/a/script/that/is/wider/than/a/phone/train.py", 3, 40, 700),),
+    700,
+    700,
 )
 
 
@@ -47,7 +56,7 @@ def plans():
     ]
     found["searched"] = base._replace(search=SearchResult((others[0], taken, others[1]), taken), reasons=REASONS)
     gains = find_gains(base.strategy, base.prediction, base.model)
-    found["data parallel"] = base._replace(gains=tuple(gains))
+    found["data parallel"] = base._replace(gains=tuple(gains), origins=ORIGINS)
     return found
 
 
@@ -98,6 +107,23 @@ def test_decisions_have_origins_and_what_another_would_cost():
     assert "<td>&quot;v0&quot;: 3 s, 100.0% more (other &lt;plan&gt;)</td>" in text
     assert "<td>blocks</td><td>1</td><td>scopes</td><td></td>" in text
     assert "instead, the best" not in page.page(plans()["pipeline"], "title")
+
+
+def test_ops_have_their_origins():
+    text = page.page(plans()["data parallel"], "title")
+    assert '<td>replicas</td><td>clone_replicas</td><td class="n">1,200</td>' in text
+    assert "train.py:3 to 40" in text
+
+
+def test_a_large_plan_has_a_small_page():
+    costs = hand_made.HandCosts([hand_made.Layer(weight=1 << 20, output=1000.0, kept=True)] * 64)
+    stages = hand_made.stages(costs, *range(4, 64, 4))
+    strategy = hand_made.strategy(costs, devices=8, workers=8, pipeline__num_micro_batch=64, **stages)
+    machine = hand_made.machine([["a"] * 8] * 8, bandwidth=1e9, network=(0.0, 1e9))
+    model = PlannedModel(strategy, costs, machine, 512, None, ())
+    plan = SimulatedPlan(strategy, model, predict(strategy, costs, machine, 512), "", None)
+    text = page.page(plan, "title")
+    assert len(text) < 3e6 and text.count(">F63<") == 16 and "<h2>Schedule</h2>" in text
 
 
 def test_features_have_what_the_plan_costs_without_them():
