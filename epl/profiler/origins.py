@@ -51,7 +51,7 @@ class GraphOrigins(NamedTuple):
     """Where the ops of a graph come from.
 
     Attributes:
-      inserted: by EPL, in the order in which steps added ops first.
+      inserted: by EPL, the steps of most ops first.
       sources: of the user's ops of the forward pass; by TaskGraph, those of most ops first.
       user_ops: how many ops are the user's.
       located: how many of them have a line of the script.
@@ -84,7 +84,7 @@ def find_origins(graph: Graph) -> GraphOrigins:
         SourceFacts(taskgraph, file, min(found), max(found), len(found)) for (taskgraph, file), found in lines.items()
     ]
     return GraphOrigins(
-        tuple(InsertedFacts(*origin, ops=number) for origin, number in counts.items()),
+        tuple(sorted((InsertedFacts(*origin, ops=n) for origin, n in counts.items()), key=lambda one: (-one.ops, one))),
         tuple(sorted(sources, key=lambda one: (one.taskgraph, -one.ops, one.file))),
         len(own),
         located,
