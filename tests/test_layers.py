@@ -74,6 +74,8 @@ IN_EVERY_PLAN = frozenset(["pipeline", "replication"])
 KNOWN_TO_CORE = {
     ("epl.planner.costs.graph_costs", "recompute"): "which ops may be computed again",
     ("epl.planner.costs.graph_costs", "strategy"): "the forward pass that the command recorded",
+    ("epl.planner.costs.mixed_precision", "amp"): "which ops compute in half precision",
+    ("epl.planner.costs.mixed_precision", "strategy"): "the forward pass that the command recorded",
     ("epl.planner.main", "strategy"): "the command records the strategy of a script",
     ("epl.planner.prediction.gradients", "zero"): "which variables ZeRO gathers together, and in which blocks",
     ("epl.planner.prediction.layout", "split"): "the groups of a split",

@@ -70,9 +70,9 @@ def has_gradient(dtype: tf.DType) -> bool:
     return dtype.base_dtype.is_floating or dtype.base_dtype.is_complex
 
 
-def attributes_of(node: node_wire.Node) -> Tuple[bytes, ...]:
-    """The attributes of a node that its gradient may depend on: `Signature.attrs`."""
-    entries = node_wire.split_attrs(node.serialized_attrs)
+def attributes_of(serialized: bytes) -> Tuple[bytes, ...]:
+    """The attributes of a node that its gradient may depend on: `Signature.attrs`, from all of them."""
+    entries = node_wire.split_attrs(serialized)
     return tuple(
         node_wire.field(node_wire.ATTR, node_wire.field(node_wire.KEY, key.encode()) + entries[key])
         for key in sorted(entries)

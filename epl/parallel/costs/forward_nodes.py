@@ -16,6 +16,7 @@ from epl.parallel.costs import loops as costs_loops
 from epl.parallel.costs.backward import Constant, Signature
 from epl.parallel.costs.folding import Folding
 from epl.parallel.costs.ops import kind_of
+from epl.parallel.costs.precision import Precision
 from epl.parallel.costs.shapes import Shape, TensorType, Types
 from epl.planner.machine.op_kinds import Kind
 
@@ -46,10 +47,12 @@ class ForwardNodes(NamedTuple):
     Attributes:
       of_node: by node.
       unbounded: names of loops whose number of turns is not known and counts as 1.
+      flows: the nodes through which a gradient flows.
     """
 
     of_node: Dict[int, ForwardNode]
     unbounded: Tuple[str, ...]
+    flows: FrozenSet[int]
 
 
 def read_nodes(
@@ -58,6 +61,7 @@ def read_nodes(
     nodes: Collection[int],
     starts: Optional[Collection[int]] = None,
     ends: Optional[Collection[Tensor]] = None,
+    precision: Optional[Precision] = None,
 ) -> ForwardNodes:
     """Reads nodes.
 
@@ -67,6 +71,7 @@ def read_nodes(
       nodes: those of a forward pass.
       starts: the nodes whose gradients are wanted; None: all variables.
       ends: the tensors that gradients come from; None: those that no other of the nodes takes.
+      precision: mixed precision, which the types have in them; None without it.
     """
     frames = costs_loops.loop_frames(view)
     folding = Folding(view, types)
@@ -78,7 +83,7 @@ def read_nodes(
     for node, output in ends or ():
         takers[node].setdefault(output, [])
     sums = _sums(view, types, flows, takers)
-    reader = _Reader(view, types, folding, flows)
+    reader = _Reader(view, types, folding, flows, precision)
     found = {}
     for node in nodes:
         signature = None
@@ -89,7 +94,7 @@ def read_nodes(
             signature = reader.signature(node, used)
         found[node] = ForwardNode(signature, tuple(sums.get(node, ())), runs.get(node, 1))
     unbounded = sorted({frames[n][-1] for n in nodes if n in frames and counts.get(frames[n][-1]) is None})
-    return ForwardNodes(found, tuple(unbounded))
+    return ForwardNodes(found, tuple(unbounded), flows)
 
 
 def keeps_order(view: GraphView, folding: Folding, node: int) -> bool:
@@ -122,8 +127,11 @@ def variable_type(view: GraphView, node: int) -> Optional[TensorType]:
 class _Reader:
     """Reads the signatures of nodes."""
 
-    def __init__(self, view: GraphView, types: Types, folding: Folding, flows: FrozenSet[int]) -> None:
+    def __init__(
+        self, view: GraphView, types: Types, folding: Folding, flows: FrozenSet[int], precision: Optional[Precision]
+    ) -> None:
         self._view = view
+        self._precision = precision
         self._types = types
         self._folding = folding
         self._flows = flows
@@ -132,18 +140,22 @@ class _Reader:
 
     def signature(self, node: int, used: Tuple[bool, ...]) -> Signature:
         """A node as it is differentiated by itself."""
-        view, types, flows = self._view, self._types, self._flows
+        view, types, flows, precision = self._view, self._types, self._flows, self._precision
         inputs, constants, wanted, variables = [], [], [], []
-        for producer, output in data_inputs(view, node):
+        for position, (producer, output) in enumerate(data_inputs(view, node)):
             given = types[producer][output]
+            if precision is not None:
+                given = precision.taken(node, position, (producer, output), given)
             is_handle = given.dtype == tf.resource
             inputs.append(given)
             constants.append(self._constant(producer, given))
             wanted.append(node in flows and (producer in flows or is_handle))
             variables.append(variable_type(view, producer) if is_handle else None)
         serialized = view.nodes[node].serialized_attrs
+        if precision is not None and node in precision.type_attrs:
+            serialized = precision.attributes(node, serialized)
         if serialized not in self._attrs:
-            self._attrs[serialized] = backward.attributes_of(view.nodes[node])
+            self._attrs[serialized] = backward.attributes_of(serialized)
         handles = tuple(variables) if any(variables) else ()
         return Signature(
             view.types[node], self._attrs[serialized], tuple(inputs), tuple(types[node]), tuple(constants),

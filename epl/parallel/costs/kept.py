@@ -4,7 +4,7 @@ MatMul --> Reshape --> Tanh          MatMul's gradient reads x and w, Tanh's its
 x, w -^                              w is a variable, which is there anyway
 """
 
-from typing import Dict, Mapping, Optional, Set
+from typing import Collection, Dict, Mapping, Optional, Set
 
 from epl.ir import op_types
 from epl.ir.dataflow import data_inputs
@@ -13,13 +13,18 @@ from epl.parallel.costs.backward import Signature
 from epl.parallel.costs.forward_nodes import ForwardNode, Tensor, is_free
 from epl.parallel.costs.kernels import aliased_input
 from epl.parallel.costs.ops import OpWork
+from epl.parallel.costs.precision import Place
 from epl.parallel.costs.shapes import Types
 
 _PERSISTENT = op_types.VARIABLES | {"Const"}
 
 
 def kept_tensors(
-    view: GraphView, homes: "Homes", nodes: Mapping[int, ForwardNode], works: Mapping[Signature, OpWork]
+    view: GraphView,
+    homes: "Homes",
+    nodes: Mapping[int, ForwardNode],
+    works: Mapping[Signature, OpWork],
+    converted: Collection[Place] = (),
 ) -> Dict[Tensor, int]:
     """(Node, output) of each tensor that is kept -> how many of them a loop makes; 1 outside of loops.
 
@@ -28,6 +33,7 @@ def kept_tensors(
       homes: where the memory of its tensors was allocated.
       nodes: the forward pass.
       works: what its ops compute and keep.
+      converted: inputs that take the result of a conversion, which is kept in place of the tensor.
     """
     found: Dict[Tensor, int] = {}
     for node, read in nodes.items():
@@ -35,7 +41,8 @@ def kept_tensors(
             continue
         work = works[read.signature]
         inputs = data_inputs(view, node)
-        for tensor in [inputs[at] for at in work.kept_inputs] + [(node, output) for output in work.kept_outputs]:
+        kept = [inputs[at] for at in work.kept_inputs if (node, at) not in converted]
+        for tensor in kept + [(node, output) for output in work.kept_outputs]:
             home = homes.of(tensor)
             if home is not None:
                 found[home] = nodes[home[0]].runs if home[0] in nodes else 1

@@ -62,6 +62,7 @@ class OpRun(NamedTuple):
 
 
 KeptInside = Tuple[TensorType, float]
+RunPair = Tuple[Tuple[OpRun, ...], Tuple[OpRun, ...]]  # the same runs for two numbers of rows
 
 
 class OpWork(NamedTuple):

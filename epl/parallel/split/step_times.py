@@ -55,7 +55,7 @@ def _signature(one: FullOp) -> Signature:
     variables = tuple(tensor.variable for tensor in one.inputs)
     return Signature(
         one.op.type,
-        backward.attributes_of(node_wire.read_node(one.op.node_def.SerializeToString())),
+        backward.attributes_of(node_wire.read_node(one.op.node_def.SerializeToString()).serialized_attrs),
         tuple(tensor.type for tensor in one.inputs),
         tuple(tensor.type for tensor in one.outputs),
         tuple(tensor.constant for tensor in one.inputs),

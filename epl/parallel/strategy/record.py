@@ -22,6 +22,7 @@ from epl.parallel.plan.sections import PartitionSection, SplitSection
 from epl.parallel.plan.strategy import Block, ForwardOp, PlannedChoice, Strategy
 from epl.parallel.strategy import forward
 from epl.strategies.split import Split
+from epl.utils.containers import as_list
 from epl.utils.errors import PlanError
 
 
@@ -45,12 +46,14 @@ class ForwardPass(NamedTuple):
       view: the graph as it was then.
       nodes: the node of each op.
       trained: names of the variables that the model was differentiated by.
+      roots: the nodes of the objective.
     """
 
     ops: Tuple[ForwardOp, ...]
     view: GraphView
     nodes: Tuple[int, ...]
     trained: Tuple[str, ...]
+    roots: Tuple[int, ...]
 
 
 _open: List[List[tf.Graph]] = []  # `recording` that are open, each with what it planned
@@ -105,7 +108,8 @@ def forward_pass(graph: Graph, ys: Any, xs: Sequence[Any]) -> ForwardPass:
     names = [variable_name(x) for x in xs]
     blocks = [marked_block(graph, op.name) for op in found.values()]
     ops = forward.in_blocks(list(found.values()), blocks)
-    return ForwardPass(ops, view, tuple(found), tuple(name for name in names if name is not None))
+    roots = tuple(view.index[y.op.name] for y in as_list(ys))
+    return ForwardPass(ops, view, tuple(found), tuple(name for name in names if name is not None), roots)
 
 
 def marked_block(graph: Graph, name: str) -> int:

@@ -209,7 +209,7 @@ def _signature(
     view: GraphView, op: tf.Operation, inputs: Sequence[TensorType], outputs: Sequence[TensorType]
 ) -> Signature:
     constants = [_whole_numbers(tensor) for tensor in op.inputs]
-    attrs = backward.attributes_of(view.nodes[view.index[op.name]])
+    attrs = backward.attributes_of(view.nodes[view.index[op.name]].serialized_attrs)
     nothing = (False,) * len(inputs)
     used = (True,) * len(outputs)
     return Signature(op.type, attrs, tuple(inputs), tuple(outputs), tuple(constants), nothing, used)

@@ -24,11 +24,13 @@ from epl.parallel.costs.functions import FunctionLibrary
 from epl.parallel.costs.kept import Homes, kept_tensors
 from epl.parallel.costs.op_times import OpTimes
 from epl.parallel.costs.op_work import find_works
-from epl.parallel.costs.ops import OpRun, OpWork
+from epl.parallel.costs.ops import OpRun, OpWork, RunPair
+from epl.parallel.costs.precision import Precision
 from epl.parallel.costs.shapes import TensorType, num_bytes
 from epl.parallel.recompute import segments as recompute
 from epl.parallel.sharding.sharded_variables import ShardedVariables
 from epl.parallel.strategy.record import ForwardPass
+from epl.planner.costs.mixed_precision import ModelConversions, find_precision
 from epl.planner.costs.row_sizes import between, constants_between, find_row_sizes
 from epl.planner.costs.slots import find_slots
 from epl.planner.machine.machine import CALIBRATED_BY, Device
@@ -38,21 +40,20 @@ from epl.planner.simulator.model_costs import Basis, ModelCosts, ModelOp, OpCost
 Measured = Callable[[Signature, Device], Optional[Tuple[float, float]]]
 
 
-RunPair = Tuple[Tuple[OpRun, ...], Tuple[OpRun, ...]]  # the same runs for both numbers of rows
-
-
 class _DifferentOp(NamedTuple):
     """What tells an op from another, and what it computes.
 
     Attributes:
       signatures: for both numbers of rows; None if it takes no time.
       forward, backward: what it runs.
-      sums: the gradients that are added up at it.
+      before: the conversions for it.
+      sums: the gradients that are added up at it, and converted back.
     """
 
     signatures: Optional[Tuple[Signature, Signature]]
     forward: RunPair
     backward: RunPair
+    before: RunPair
     sums: RunPair
 
 
@@ -74,6 +75,7 @@ class GraphCosts(ModelCosts):
         trained: Optional[Collection[str]] = None,
         slots: Optional[Dict[str, float]] = None,
         measured: Optional[Measured] = None,
+        precision: Optional[Precision] = None,
     ) -> None:
         """Reads a graph.
 
@@ -84,6 +86,7 @@ class GraphCosts(ModelCosts):
           trained: names of the variables that are differentiated by; None: all trainable variables of the graph.
           slots: those of the optimizer, as the attribute; None: as the graph has them.
           measured: what was measured of single ops.
+          precision: which ops compute in half precision; None: none.
         """
         if trained is None:
             trained = [one.op.name for one in tf_graph.get_collection(tf.GraphKeys.TRAINABLE_VARIABLES)]
@@ -97,11 +100,15 @@ class GraphCosts(ModelCosts):
         repeatable = recompute.find_repeatable(tf_graph, view, self._nodes, self._sizes.types[0])
         self.ops = _model_ops(view, self._nodes, frozenset(trained), self._sizes.by_rows, repeatable)
         starts = [node for node in nodes if view.nodes[node].name in trained]
-        read = [read_nodes(view, types, nodes, starts) for types in self._sizes.types]
+        if precision is not None:
+            small, large = (precision.types_of(types) for types in self._sizes.types)
+            self._sizes = self._sizes._replace(types=(small, large))
+        read = [read_nodes(view, types, nodes, starts, None, precision) for types in self._sizes.types]
         one, other = read[0].of_node, read[1].of_node
         works = find_works(signatures_of(one) + signatures_of(other), FunctionLibrary(view.graph_def.library))
         notes = describe_assumptions(view, one, read[0].unbounded, works)
         self.notes = self._sizes.notes + tuple(notes)
+        self._conversions = ModelConversions(view, self._sizes.types, precision, read, works)
         self._read_ops(one, other, works)
         self._read_memory(view, one, other, works)
 
@@ -123,7 +130,10 @@ class GraphCosts(ModelCosts):
         """
         if slots is None:
             slots = find_slots(GraphView(graph.tf_graph), found.trained, graph.state_of(ShardedVariables))
-        return cls(graph.tf_graph, found.view, found.nodes, found.trained, slots, measured)
+        precision, note = find_precision(graph.tf_graph, found)
+        costs = cls(graph.tf_graph, found.view, found.nodes, found.trained, slots, measured, precision)
+        costs.notes += (note,) if note else ()
+        return costs
 
     def at(self, rows: int, device: Device) -> OpCosts:
         """The costs of one forward and backward pass over `rows` rows on a kind of device; found once, then kept.
@@ -137,7 +147,7 @@ class GraphCosts(ModelCosts):
         return self._known[key]
 
     def tensor_bytes(self, rows: int, op: int, output: int) -> float:
-        """Bytes of an output of an op for `rows` rows, such as those that a transfer sends.
+        """Bytes of an output of an op for `rows` rows.
 
         Raises:
           ValueError: `rows` is not above 0.
@@ -145,32 +155,61 @@ class GraphCosts(ModelCosts):
         node = self._nodes[op]
         return self._size(_checked(rows), (self._sizes.types[0][node][output], self._sizes.types[1][node][output]))
 
+    def taken_bytes(self, rows: int, op: int, position: int) -> float:
+        """Bytes of an input of an op as a transfer sends them: half if its producer converts it to half precision.
+
+        Raises:
+          ValueError: `rows` is not above 0.
+        """
+        size = self.tensor_bytes(rows, *self.ops[op].inputs[position])
+        producer, output = self.ops[op].inputs[position]
+        taken = self._nodes[producer], output
+        return size / 2 if self._conversions.is_sent_in_half(taken, (self._nodes[op], position)) else size
+
+    def exchanged_bytes(self, rows: int, op: int, output: int) -> float:
+        """Bytes of an output as the ranks of a split exchange it: of float32, also with mixed precision.
+
+        Raises:
+          ValueError: `rows` is not above 0.
+        """
+        size = self.tensor_bytes(rows, op, output)
+        return 2 * size if self._conversions.is_half((self._nodes[op], output)) else size
+
     # ---- What was read of the graph.
 
     def _read_ops(
         self, one: Mapping[int, ForwardNode], other: Mapping[int, ForwardNode], works: Mapping[Signature, OpWork]
     ) -> None:
         """The different ops, and the one of each node."""
-        numbers: Dict[Tuple[ForwardNode, ForwardNode], int] = {}
+        numbers: Dict[Tuple[object, ...], int] = {}
         self._different: List[_DifferentOp] = []
         self._op_of: List[int] = []
         self._runs = [(one[node].runs, other[node].runs) for node in self._nodes]
         for node in self._nodes:
-            key = (one[node]._replace(runs=1), other[node]._replace(runs=1))
+            nodes = one[node]._replace(runs=1), other[node]._replace(runs=1)
+            key = (*nodes, self._conversions.before(node))
             if key not in numbers:
                 numbers[key] = len(self._different)
-                self._different.append(self._different_op(*key, works))
+                self._different.append(self._different_op(*nodes, node, works))
             self._op_of.append(numbers[key])
 
-    def _different_op(self, one: ForwardNode, other: ForwardNode, works: Mapping[Signature, OpWork]) -> _DifferentOp:
-        sums = _additions(one), _additions(other)
+    def _different_op(
+        self,
+        one: ForwardNode,
+        other: ForwardNode,
+        node: int,
+        works: Mapping[Signature, OpWork],
+    ) -> _DifferentOp:
+        before, after = self._conversions.runs(node)
+        sums = _additions(one) + after[0], _additions(other) + after[1]
         if one.signature is None or other.signature is None:
-            return _DifferentOp(None, ((), ()), ((), ()), sums)
+            return _DifferentOp(None, ((), ()), ((), ()), before, sums)
         first, second = works[one.signature], works[other.signature]
         return _DifferentOp(
             (one.signature, other.signature),
             self._paired(first.forward, second.forward),
             self._paired(first.backward, second.backward),
+            before,
             sums,
         )
 
@@ -191,7 +230,7 @@ class GraphCosts(ModelCosts):
         """The tensors that each op allocates, and those of them that are kept."""
         types = self._sizes.types
         homes = Homes(view, types[0], one)
-        kept = kept_tensors(view, homes, one, works)
+        kept = kept_tensors(view, homes, one, works, self._conversions.places)
         self._allocated: List[List[_Held]] = []
         self._kept: List[List[_Held]] = []
         for node in self._nodes:
@@ -204,6 +243,11 @@ class GraphCosts(ModelCosts):
                     own.append(held)
                     if (node, output) in kept:
                         ending.append(held)
+            for first, second in self._conversions.before(node):
+                held = _Held((first.made, second.made), count)
+                own.append(held)
+                if first.is_kept:
+                    ending.append(held)
             inside = self._inside(one[node], other[node], works)
             self._allocated.append(own + inside)
             self._kept.append(ending + inside)
@@ -241,6 +285,7 @@ class GraphCosts(ModelCosts):
     def _sums(self, op: _DifferentOp, place: float, times: OpTimes, device: Device) -> Tuple[RunSums, RunSums, bool]:
         """One run of an op forward and backward, and whether it was measured."""
         forward = sum_of(_runs_at(op.forward, place), times)
+        before = sum_of(_runs_at(op.before, place), times)
         after = sum_of(_runs_at(op.backward, place), times)
         found: Optional[Tuple[float, float]] = None
         if self._measured is not None and op.signatures is not None:
@@ -248,8 +293,8 @@ class GraphCosts(ModelCosts):
         if found is not None:
             forward, after = forward._replace(seconds=found[0]), after._replace(seconds=found[1])
         added = sum_of(_runs_at(op.sums, place), times)
-        together = RunSums(*(mine + more for mine, more in zip(after, added)))
-        return forward, together, found is not None
+        forward, after = (_together(*pair) for pair in ((before, forward), (after, added)))
+        return forward, after, found is not None
 
     def _bytes_of(self, rows: int, some: Sequence[_Held]) -> float:
         place = self._sizes.place_of(rows)
@@ -303,6 +348,10 @@ def _checked(rows: int) -> int:
     if rows < 1:
         raise ValueError(f"costs for {rows} rows; expected a number of rows above 0")
     return rows
+
+
+def _together(some: RunSums, more: RunSums) -> RunSums:
+    return RunSums(*(one + other for one, other in zip(some, more)))
 
 
 def _line(first: float, second: float, place: float) -> float:

@@ -50,6 +50,7 @@ class ModelFacts(NamedTuple):
       last_use: by op, the last op of its stage that takes an output of it, also as a reshape; itself if none does.
       variables: the trained ones, by number of the op.
       crossing: (stage, later stage) -> the outputs that the later one takes.
+      takers: (stage, later stage) -> each such output -> (op, position) of the inputs that take it.
     """
 
     ops: Sequence[ModelOp]
@@ -60,6 +61,7 @@ class ModelFacts(NamedTuple):
     last_use: Tuple[int, ...]
     variables: Tuple[TrainedVariable, ...]
     crossing: Dict[Tuple[int, int], Tuple[Output, ...]]
+    takers: Dict[Tuple[int, int], Dict[Output, List[Tuple[int, int]]]]
 
     def of_stage(self, stage: int) -> List[int]:
         """The ops of a stage."""
@@ -88,19 +90,19 @@ def find_facts(strategy: Strategy, costs: ModelCosts, stage_of_block: Sequence[i
     trained: List[bool] = []
     memory_of: List[int] = []
     last_use = list(range(len(ops)))
-    crossing: Dict[Tuple[int, int], Dict[Output, None]] = {}
+    crossing: Dict[Tuple[int, int], Dict[Output, List[Tuple[int, int]]]] = {}
     for number, op in enumerate(ops):
         producers = [producer for producer, _ in op.inputs]
         from_data.append(op.by_rows or any(from_data[p] for p in producers))
         trained.append(op.is_trained or any(trained[p] for p in producers))
         shares = op.type in ALIASES and bool(producers) and stage_of[producers[0]] == stage_of[number]
         memory_of.append(memory_of[producers[0]] if shares else number)
-        for producer, output in op.inputs:
+        for position, (producer, output) in enumerate(op.inputs):
             own, other = stage_of[producer], stage_of[number]
             if own == other:
                 last_use[producer] = last_use[memory_of[producer]] = number
             elif own < other:
-                crossing.setdefault((own, other), {})[producer, output] = None
+                crossing.setdefault((own, other), {}).setdefault((producer, output), []).append((number, position))
             else:
                 raise PlanError(
                     f"data flows from stage {own} back to stage {other}: {ops[producer].name!r} -> {op.name!r}. "
@@ -117,6 +119,7 @@ def find_facts(strategy: Strategy, costs: ModelCosts, stage_of_block: Sequence[i
         tuple(last_use),
         _variables(strategy, ops, from_data, stage_of),
         {stages: tuple(outputs) for stages, outputs in crossing.items()},
+        crossing,
     )
 
 

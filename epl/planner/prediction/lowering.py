@@ -58,6 +58,13 @@ class _GradientPart(NamedTuple):
     update: float
 
 
+class _Update(NamedTuple):
+    """Seconds of some updates, and the gradients that they apply."""
+
+    seconds: float
+    gradients: List[Buffer]
+
+
 class _Arrival(NamedTuple):
     """What a transfer has brought; each is a buffer, or None if there is nothing of it."""
 
@@ -114,6 +121,7 @@ class StepLowering:
         self._received: Dict[Tuple[int, int], List[Buffer]] = {}  # (device, micro batch)
         self._sums: Dict[Tuple[int, int, int], Buffer] = {}  # (device, begin of a piece, bucket)
         self._updated: Dict[int, List[int]] = {}  # device -> the update that the next one waits for
+        self._unchecked: Dict[int, List[_Update]] = {}  # device -> updates that wait for all gradients
         self._gathered: Dict[Tuple[int, int], Buffer] = {}  # (device, gather) while it is held
         self._parts: Dict[int, List[_GradientPart]] = {}
         self._temporary: Dict[Tuple[int, str, Tuple[Piece, ...]], List[int]] = {}
@@ -132,6 +140,8 @@ class StepLowering:
                     self._forward(number, action)
                 else:
                     self._backward(number, action)
+        for number in range(len(self._classes)):
+            self._apply_checked(number)
         return self.builder.done()
 
     # ---- Forward passes.
@@ -192,7 +202,9 @@ class StepLowering:
             rows, work = self._classes[number].rows, self._own(number, pair[0]).work
             found = dict.fromkeys(_Message._fields, 0.0)
             for tensor in self._facts.crossing[pair]:
-                size = self._costs.tensor_bytes(rows, *tensor)
+                # In two types it is sent twice.
+                takers = self._facts.takers[pair][tensor]
+                size = sum({self._costs.taken_bytes(rows, *taker) for taker in takers})
                 if not self._facts.from_data[tensor[0]]:
                     found["once"] += size
                 else:
@@ -329,6 +341,9 @@ class StepLowering:
         for part in parts:
             if piece[0] <= part.begin < piece[1] and self._members(cuts.buckets[part.bucket]) == 1:
                 buffers = [self._sums.pop((device, part.begin, part.bucket))]
+                if self._options.checks:
+                    self._unchecked.setdefault(device, []).append(_Update(part.update, buffers))
+                    continue
                 told = LoweredOp(self._name_of_update(stage), LoweredKind.UPDATE)
                 self._pass(device, told, part.update, buffers, (), 0)
         for at, bucket in enumerate(cuts.buckets):
@@ -337,11 +352,26 @@ class StepLowering:
                     self._sums.pop((device, part.begin, part.bucket)) for part in parts if part.bucket == at
                 ]  # fmt: skip
                 reduced = self._reduce_bucket(number, stage, at, bucket, buffers)
-                told = LoweredOp(self._name_of_update(stage), LoweredKind.UPDATE)
                 seconds = sum(part.update for part in parts if part.bucket == at)
+                if self._options.checks:
+                    self._unchecked.setdefault(device, []).append(_Update(seconds, reduced))
+                    continue
+                told = LoweredOp(self._name_of_update(stage), LoweredKind.UPDATE)
                 after = [reduced[0][0]] + self._updated.get(device, [])
                 op = self.builder.add(told, device, seconds, reduced, after)
                 if self._options.apply_groups > 1:  # each group waits for the one before it
+                    self._updated[device] = [op]
+
+    def _apply_checked(self, number: int) -> None:
+        """The updates of a class that wait until the gradients of all stages are there, to be checked."""
+        devices = [self._device(number, stage) for stage in range(self._num_stages)]
+        made = {op for device in devices for update in self._unchecked.get(device, ()) for op, _ in update.gradients}
+        for stage, device in enumerate(devices):
+            for seconds, buffers in self._unchecked.pop(device, []):
+                told = LoweredOp(self._name_of_update(stage), LoweredKind.UPDATE)
+                after = sorted(made) + self._updated.get(device, [])
+                op = self.builder.add(told, device, seconds, buffers, after)
+                if self._options.apply_groups > 1:
                     self._updated[device] = [op]
 
     def _reduce_bucket(
@@ -440,7 +470,7 @@ class StepLowering:
         for at, exchange in enumerate(self._split.exchanges):
             if exchange.is_backward != is_backward or exchange.at != ops[position]:
                 continue
-            size = self._costs.tensor_bytes(one.group_rows, *exchange.source)
+            size = self._costs.exchanged_bytes(one.group_rows, *exchange.source)
             carried = self._traffic.of_group(exchange.collective, number, size * exchange.fraction)
             told = LoweredOp(
                 f"{exchange.what}{', backward' if is_backward else ''}", LoweredKind.COLLECTIVE, "split",

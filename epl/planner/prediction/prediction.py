@@ -205,7 +205,7 @@ def prepare(
         group_rows = sum(layout.rows[rank] for rank in layout.groups[0])
         split = find_split_work(
             strategy, facts, layout.splits, len(layout.groups[0]),
-            lambda op, output: costs.tensor_bytes(group_rows, op, output), options.half,
+            lambda op, output: costs.exchanged_bytes(group_rows, op, output), options.half,
         )  # fmt: skip
     links = CollectiveCosts(machine)
     classes = find_classes(
@@ -245,8 +245,6 @@ def _options(strategy: Strategy, layout: StrategyLayout, config: Config) -> Step
         raise NotAvailableError(
             "the prediction of offload.level", "A machine does not say how fast host memory is. Leave the key out."
         )
-    if config.amp.level:
-        raise NotAvailableError("the prediction of amp.level", "Costs are those of float32. Leave the key out.")
     if values["gradient_checkpoint.type"] == "collection":
         raise NotAvailableError(
             'the prediction of gradient_checkpoint.type "collection"',
@@ -269,6 +267,8 @@ def _options(strategy: Strategy, layout: StrategyLayout, config: Config) -> Step
         sparse_as_dense=bool(config.communication.sparse_as_dense),
         apply_groups=int(values["optimizer.num_apply_group"]),
         schedule=str(values["pipeline.strategy"]),
+        scales=bool(config.amp.level) and config.amp.loss_scale != 1.0,
+        checks=bool(config.amp.level) and config.amp.loss_scale == "dynamic",
     )
 
 
@@ -390,7 +390,10 @@ def _assumptions(step: PreparedStep, costs: ModelCosts, machine: Machine) -> Lis
         found.append(
             "all replicas send the same message at the same time and divide the bandwidth of a link that they share"
         )
-        found.append("gradients are applied as their buckets come, without a norm of all; buckets follow each other")
+        applied = "as their buckets come, without a norm of all"
+        if step.options.checks:
+            applied = "once all are reduced, as amp.loss_scale checks them"
+        found.append(f"gradients are applied {applied}; buckets follow each other")
     if len(layout.stages) > 1:
         found.append("transfers between stages and reductions of gradients do not slow each other down")
     if layout.splits:

@@ -98,6 +98,8 @@ class StepOptions(NamedTuple):
       sparse_as_dense: `communication.sparse_as_dense`.
       apply_groups: `optimizer.num_apply_group`.
       schedule: `pipeline.strategy`.
+      scales: whether gradients are divided by a loss scale.
+      checks: whether updates wait until all gradients are found to be finite.
     """
 
     zero: str
@@ -110,6 +112,8 @@ class StepOptions(NamedTuple):
     sparse_as_dense: bool
     apply_groups: int
     schedule: str
+    scales: bool
+    checks: bool
 
 
 def plan_stages_of_classes(
@@ -155,7 +159,9 @@ class _Maker:
         variables = [self._variables(stage, one, position) for one in classes]
         largest = [_largest(of_all) for of_all in zip(*variables)]
         recomputation = self._recomputation(stage, ops, classes[0])
-        works = [self._work(stage, ops, one, recomputation, position) for one in classes]
+        works = [
+            self._work(stage, ops, one, recomputation, position, own) for one, own in zip(classes, variables)
+        ]  # fmt: skip
         cuts = self._cuts(ops, largest, recomputation, works[0], position)
         stages = tuple(
             ClassStage(work, own, self._state(stage, one, own), self._updates(one.kinds[stage], own))
@@ -266,8 +272,13 @@ class _Maker:
         one: RankClass,
         recomputation: StageRecomputation,
         position: Mapping[int, int],
+        variables: Sequence[StageVariable],
     ) -> StageWork:
         kind, facts = one.kinds[stage], self._facts
+        backward = self._shared(one, kind, "backward", ops)
+        if self._options.scales:
+            for variable in variables:
+                backward[variable.complete] += _elementwise(kind, variable.gradient_bytes, 2.0)
         producers = self._producers(ops, position)
         outputs = self._shared(one, kind, "output_bytes", ops)
         kept = np.minimum(self._shared(one, kind, "kept_bytes", ops), outputs)
@@ -281,7 +292,7 @@ class _Maker:
             producers=producers,
             once=np.asarray([not facts.from_data[op] for op in ops], bool),
             forward=self._shared(one, kind, "forward", ops),
-            backward=self._shared(one, kind, "backward", ops),
+            backward=backward,
             outputs=outputs,
             kept=np.where(freed, 0.0, np.where(taken_again, outputs, kept)),
             again=np.where(freed, kept, 0.0),
@@ -335,15 +346,21 @@ class _Maker:
 
     def _updates(self, kind: Device, variables: Sequence[StageVariable]) -> Tuple[float, ...]:
         """Seconds of each update, an elementwise op: it reads the gradient, and reads and writes variable and slots."""
-        times = OpTimes(kind)
         slots = sum(self._costs.slots.values())
         found = []
         for one in variables:
             changed = one.gradient_bytes if one.is_sparse else one.bytes
             changed /= self._layout.ranks if one.in_parts else 1
-            flops = changed / _BYTES_OF_ELEMENT * _FLOPS_OF_UPDATE * (1.0 + slots)
-            found.append(times.seconds(OpCost(Kind.ELEMENTWISE, flops, changed * (3.0 + 2.0 * slots), 0)))
+            seconds = _elementwise(kind, changed, 3.0 + 2.0 * slots, _FLOPS_OF_UPDATE * (1.0 + slots))
+            if self._options.checks:  # whether each element is finite, as a byte, and whether all are
+                seconds += _elementwise(kind, changed, 1.25) + _elementwise(kind, changed, 0.25)
+            found.append(seconds)
         return tuple(found)
+
+
+def _elementwise(kind: Device, size: float, passes: float, flops: float = 1.0) -> float:
+    """Seconds of an elementwise op on `size` bytes that it reads and writes so often, with so many FLOPs of each."""
+    return OpTimes(kind).seconds(OpCost(Kind.ELEMENTWISE, size / _BYTES_OF_ELEMENT * flops, size * passes, 0))
 
 
 def _largest(of_classes: Sequence[StageVariable]) -> StageVariable:

@@ -89,4 +89,12 @@ class ModelCosts(ABC):
 
     @abstractmethod
     def tensor_bytes(self, rows: int, op: int, output: int) -> float:
-        """Bytes of an output of an op for `rows` rows, such as those that a transfer sends."""
+        """Bytes of an output of an op for `rows` rows."""
+
+    def taken_bytes(self, rows: int, op: int, position: int) -> float:
+        """Bytes of an input of an op as a transfer sends them: half if its producer converts it to half precision."""
+        return self.tensor_bytes(rows, *self.ops[op].inputs[position])
+
+    def exchanged_bytes(self, rows: int, op: int, output: int) -> float:
+        """Bytes of an output as the ranks of a split exchange it: of float32, also with mixed precision."""
+        return self.tensor_bytes(rows, op, output)

@@ -46,6 +46,10 @@ def build(kind, x):
         ("replicas", 2, {"gradient_checkpoint__type": "auto"}, 0.15),
         ("stages", 2, {"pipeline__num_micro_batch": 2}, 0.15),
         ("split", 2, {}, 0.25),
+        ("replicas", 1, {"amp__level": "O1", "amp__loss_scale": 128.0}, 0.1),
+        ("replicas", 2, {"amp__level": "O1"}, 0.1),
+        ("stages", 2, {"amp__level": "O1", "pipeline__num_micro_batch": 2}, 0.15),
+        ("split", 2, {"amp__level": "O1"}, 0.25),
     ],
 )
 def test_a_prediction_agrees_with_the_rewritten_graph(init, kind, devices, settings, tolerance):  # noqa: F811

@@ -178,3 +178,19 @@ def test_the_costs_must_be_of_the_same_model():
     costs = HandCosts([Layer(weight=6)])
     with pytest.raises(ValueError, match="another model"):
         predict(strategy(costs), HandCosts([Layer()]), machine([["a"]]), 4)
+
+
+def test_a_dynamic_loss_scale_applies_gradients_when_all_are_there(monkeypatch):
+    costs = HandCosts([Layer(weight=600), Layer(weight=600)])
+    planned, where = strategy(costs, devices=2), machine(bandwidth=100.0)
+    updates = []
+    for settings in ({}, {"amp.level": "O1", "amp.loss_scale": 8}, {"amp.level": "O1"}):
+        monkeypatch.setattr(Env.get(), "config", Config(settings))
+        found = predict(planned, costs, where, 4)
+        reduced = [end for end, told in zip(found.run.ends, found.lowered.ops) if told.decision.startswith("gradients")]
+        begins = [start for start, told in zip(found.run.starts, found.lowered.ops) if told.kind == "update"]
+        updates.append((max(reduced), begins))
+    for last, begins in updates[:2]:
+        assert min(begins) < last
+    last, begins = updates[2]
+    assert min(begins) >= last and len(begins) == 2
