@@ -333,7 +333,8 @@ def test_a_plan_that_does_not_fit_is_none(plan, tmp_path):
 
 
 def test_what_cannot_be_simulated_is_planned_all_the_same(plan):
-    code, out, error = plan(["--devices", "2", "--set", "offload.level=v0"])
+    unknown = ["--devices", "2", "--set", "offload.level=v0", "--set", "zero.level=v1"]
+    code, out, error = plan(unknown)
     assert code == 0 and "not simulated: " in out, error
-    code, _, error = plan(["--devices", "2", "--set", "offload.level=v0", "--trace", "p.trace"])
+    code, _, error = plan([*unknown, "--trace", "p.trace"])
     assert code == 1 and "epl-plan: p.trace is not written, as the plan is not simulated: " in error

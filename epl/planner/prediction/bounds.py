@@ -4,7 +4,7 @@ from typing import Dict, NamedTuple, Sequence
 
 from epl.parallel.plan.schedule_simulator import bubble_bound
 from epl.planner.prediction.layout import StrategyLayout
-from epl.planner.prediction.program_builder import COMPUTES, LoweredStep
+from epl.planner.prediction.program_builder import COMMUNICATES, LoweredStep
 from epl.planner.prediction.rank_classes import RankClass
 from epl.planner.simulator.model_costs import ModelCosts
 
@@ -45,6 +45,6 @@ def find_bound(
     carried: Dict[int, float] = {}
     first_of = {op: ranks[0] for ranks in lowered.program.collectives for op in ranks}
     for number, (op, told) in enumerate(zip(lowered.program.ops, lowered.ops)):
-        if told.kind not in COMPUTES and first_of.get(number, number) == number:
+        if told.kind in COMMUNICATES and first_of.get(number, number) == number:
             carried[op.pool] = carried.get(op.pool, 0.0) + op.seconds
     return StepBound(compute, compute * share / (1 - share), max(carried.values(), default=0.0))

@@ -4,7 +4,7 @@ from typing import List, NamedTuple, Sequence
 
 from epl.planner.machine import quantities
 from epl.planner.prediction.prediction import PredictedDevices, Prediction
-from epl.planner.prediction.program_builder import COMPUTES
+from epl.planner.prediction.program_builder import COMPUTES, LoweredKind
 from epl.profiler import tables
 
 _PATH = 8  # lines of the critical path
@@ -80,6 +80,7 @@ def _path(prediction: Prediction) -> List[str]:
     parts: List[_PathPart] = []
     for one in prediction.critical_path:
         does = "computes" if one.kind in COMPUTES else "communicates"
+        does = "updates on the host" if one.kind == LoweredKind.HOST_UPDATE else does
         part = _PathPart(
             one.name.partition(" part ")[0], prediction.devices[one.devices].name, does, one.end - one.start
         )

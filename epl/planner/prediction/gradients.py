@@ -1,15 +1,16 @@
-"""What the ranks of a stage exchange for its variables in a step: buckets of gradients, and ZeRO's gathers of weights.
+"""What a step moves for the variables of a stage: buckets of gradients, gathers of weights (ZeRO), copies (offload).
 
 plain, v0    bucket 0: all-reduce       bucket 1: all-reduce ...         each when the backward pass has come so far
 v1, v2       bucket 0: reduce-scatter   ...                              of the variables in shards
 v0, v1       gather of each weight, small ones together, before its first use; held until its last
 v2           gather of a block of weights, in the forward and in the backward pass
+offload      copy of a block of weights, in the forward and in the backward pass
 """
 
 from typing import Dict, List, NamedTuple, Sequence, Set, Tuple
 
 from epl.ops import bucketing
-from epl.parallel.weights.prefetch import WeightUse, cut_blocks
+from epl.parallel.weights.prefetch import WeightUse, cut_blocks, largest
 from epl.parallel.zero.gather_schedule import BLOCKS
 from epl.parallel.zero.partition import WHOLE_SHARE
 from epl.parallel.zero.up_front_gathers import PACK, SMALL
@@ -31,6 +32,8 @@ class StageVariable(NamedTuple):
       is_sparse: whether the gradient is sparse.
       of_split: whether each rank of a group of a split has a shard.
       in_parts: whether ZeRO cuts it.
+      copied_bytes: that the forward pass takes of it from the memory of the host: of looked-up rows, or of all of it.
+      is_read_again: whether the backward pass reads it.
     """
 
     op: int
@@ -43,6 +46,8 @@ class StageVariable(NamedTuple):
     is_sparse: bool
     of_split: bool
     in_parts: bool
+    copied_bytes: float
+    is_read_again: bool
 
 
 class GradientBucket(NamedTuple):
@@ -64,15 +69,17 @@ class GradientBucket(NamedTuple):
 
 
 class WeightGather(NamedTuple):
-    """Weights that are gathered together.
+    """Weights that are gathered, or copied from the host, together.
 
     Attributes:
       bytes: of the full weights.
+      bytes_again: of those that the backward pass reads.
       first, last: the positions of their first and last use.
       variables: how many.
     """
 
     bytes: float
+    bytes_again: float
     first: int
     last: int
     variables: int
@@ -148,6 +155,7 @@ def _in_packs(variables: Sequence[StageVariable]) -> List[WeightGather]:
     return [
         WeightGather(
             sum(one.bytes for one in pack),
+            sum(one.bytes for one in pack),
             min(min(one.uses, default=0) for one in pack),
             max(max(one.uses, default=0) for one in pack),
             len(pack),
@@ -156,14 +164,35 @@ def _in_packs(variables: Sequence[StageVariable]) -> List[WeightGather]:
     ]
 
 
+def plan_copies(variables: Sequence[StageVariable]) -> List[WeightGather]:
+    """The copies of weights from the memory of the host, in the order of their first use in the forward pass.
+
+    Args:
+      variables: of the stage.
+    """
+    uses = _uses([one._replace(bytes=one.copied_bytes) for one in variables])
+    again = {one.op for one in variables if one.is_read_again}
+    found = []
+    for block in cut_blocks(uses, largest(uses)):
+        sizes = {use.source: use.bytes for use in block}
+        total, read = (float(sum(sizes[one] for one in some)) for some in (sizes.keys(), sizes.keys() & again))
+        found.append(WeightGather(total, read, block[0].consumer, block[-1].consumer, len(sizes)))
+    return found
+
+
 def _in_blocks(variables: Sequence[StageVariable]) -> List[WeightGather]:
-    uses = sorted(
-        (WeightUse(one.op, 0, use, 0, round(one.bytes), ()) for one in variables for use in one.uses),
-        key=lambda use: use.consumer,
-    )
+    uses = _uses(variables)
     forward_and_backward = 2 * sum(use.bytes for use in uses)
     found = []
     for block in cut_blocks(uses, forward_and_backward // BLOCKS):
         sizes = {use.source: use.bytes for use in block}
-        found.append(WeightGather(float(sum(sizes.values())), block[0].consumer, block[-1].consumer, len(sizes)))
+        total = float(sum(sizes.values()))
+        found.append(WeightGather(total, total, block[0].consumer, block[-1].consumer, len(sizes)))
     return found
+
+
+def _uses(variables: Sequence[StageVariable]) -> List[WeightUse]:
+    return sorted(
+        (WeightUse(one.op, 0, use, 0, round(one.bytes), ()) for one in variables for use in one.uses),
+        key=lambda use: use.consumer,
+    )

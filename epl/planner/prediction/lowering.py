@@ -15,9 +15,9 @@ import numpy as np
 from epl.parallel.plan import schedule as schedules
 from epl.parallel.plan.schedule import BACKWARD, FORWARD, Action
 from epl.parallel.plan.schedule_generators import generate
-from epl.planner.prediction import gradients
 from epl.planner.prediction.facts import ModelFacts
 from epl.planner.prediction.gradients import GradientBucket, WeightGather
+from epl.planner.prediction.host_memory import copy_seconds
 from epl.planner.prediction.layout import StrategyLayout
 from epl.planner.prediction.program_builder import (
     ACTIVATIONS,
@@ -38,6 +38,7 @@ from epl.planner.prediction.traffic import Carried, Traffic
 from epl.planner.simulator.model_costs import ModelCosts
 from epl.planner.simulator.program import SimulatedOutput
 
+_FORWARD_PASS, _BACKWARD_PASS = "forward pass", "backward pass"
 _ONE_F_ONE_B = "PreferBackward"  # of the runs of gradient accumulation, which follow each other
 
 
@@ -157,7 +158,7 @@ class StepLowering:
         arrivals = self._arrivals.pop((device, FORWARD, micro_batch), [])
         arrived = [one for arrival in arrivals for one in arrival[1:] if one is not None]
         kept: Dict[int, List[Buffer]] = {}
-        if gathers and self._options.zero != gradients.DROPS:
+        if gathers and not self._options.drops:
             for at in range(len(cuts.gathers)):
                 self._gather(number, stage, at, micro_batch, "step")
         for at, piece in enumerate(pieces):
@@ -343,9 +344,11 @@ class StepLowering:
                 buffers = [self._sums.pop((device, part.begin, part.bucket))]
                 if self._options.checks:
                     self._unchecked.setdefault(device, []).append(_Update(part.update, buffers))
-                    continue
-                told = LoweredOp(self._name_of_update(stage), LoweredKind.UPDATE)
-                self._pass(device, told, part.update, buffers, (), 0)
+                elif self._options.offload:
+                    self._update(device, stage, part.update, buffers, [])
+                else:
+                    told = LoweredOp(self._name_of_update(stage), LoweredKind.UPDATE)
+                    self._pass(device, told, part.update, buffers, (), 0)
         for at, bucket in enumerate(cuts.buckets):
             if piece[0] <= bucket.complete < piece[1] and self._members(bucket) > 1:
                 buffers = [
@@ -356,11 +359,7 @@ class StepLowering:
                 if self._options.checks:
                     self._unchecked.setdefault(device, []).append(_Update(seconds, reduced))
                     continue
-                told = LoweredOp(self._name_of_update(stage), LoweredKind.UPDATE)
-                after = [reduced[0][0]] + self._updated.get(device, [])
-                op = self.builder.add(told, device, seconds, reduced, after)
-                if self._options.apply_groups > 1:  # each group waits for the one before it
-                    self._updated[device] = [op]
+                self._update(device, stage, seconds, reduced, [reduced[0][0]])
 
     def _apply_checked(self, number: int) -> None:
         """The updates of a class that wait until the gradients of all stages are there, to be checked."""
@@ -368,11 +367,33 @@ class StepLowering:
         made = {op for device in devices for update in self._unchecked.get(device, ()) for op, _ in update.gradients}
         for stage, device in enumerate(devices):
             for seconds, buffers in self._unchecked.pop(device, []):
-                told = LoweredOp(self._name_of_update(stage), LoweredKind.UPDATE)
-                after = sorted(made) + self._updated.get(device, [])
-                op = self.builder.add(told, device, seconds, buffers, after)
-                if self._options.apply_groups > 1:
-                    self._updated[device] = [op]
+                self._update(device, stage, seconds, buffers, sorted(made))
+
+    def _update(self, device: int, stage: int, seconds: float, buffers: List[Buffer], after: List[int]) -> None:
+        """An update, on the device or on its host, with gradients that are there when some ops have run."""
+        name, after = self._name_of_update(stage), after + self._updated.get(device, [])
+        if self._options.offload:
+            copied = self._copy_to_host(device, buffers, after)
+            told = LoweredOp(name, LoweredKind.HOST_UPDATE)
+            op = self.builder.add(told, device, seconds, (), [copied], pool=("host", device))
+        else:
+            op = self.builder.add(LoweredOp(name, LoweredKind.UPDATE), device, seconds, buffers, after)
+        if self._options.apply_groups > 1:  # each group waits for the one before it
+            self._updated[device] = [op]
+
+    def _copy_to_host(self, device: int, buffers: List[Buffer], after: List[int]) -> int:
+        size = float(sum(self.builder.ops[op].outputs[out].bytes for op, out in buffers))
+        told = LoweredOp("gradients to the host", LoweredKind.TRANSFER, "offload", "copy to the host", size)
+        seconds = copy_seconds(size, len(buffers))
+        return self.builder.add(told, device, seconds, buffers, after, pool=("to host", device))
+
+    def _copy_from_host(self, device: int, size: float, weights: int, what: str) -> int:
+        name = f"{weights} weight(s) for the {what}"
+        told = LoweredOp(name, LoweredKind.TRANSFER, "offload", "copy from the host", size)
+        seconds, waits = copy_seconds(size, weights), self._waits.get(device, ())
+        return self.builder.add(
+            told, device, seconds, (), waits, [output(size, COMMUNICATION)], 0, ("from host", device)
+        )  # fmt: skip
 
     def _reduce_bucket(
         self, number: int, stage: int, at: int, bucket: GradientBucket, buffers: List[Buffer]
@@ -402,15 +423,22 @@ class StepLowering:
     def _name_of_update(self, stage: int) -> str:
         return f"update of stage {stage}" if self._num_stages > 1 else "update"
 
-    # ---- ZeRO: gathers of weights.
+    # ---- ZeRO: gathers of weights. Offload: copies of them.
 
     def _gathers_in(self, micro_batch: int) -> bool:
-        """Whether the weights are gathered for a micro batch: each run gathers, and a pipeline is one run."""
+        """Whether weights come for a micro batch: each run gathers, and a pipeline is one run; each pass copies."""
+        if self._options.offload:
+            return True
         return bool(self._options.zero) and (self._num_stages == 1 or micro_batch == 0)
 
     def _gather(self, number: int, stage: int, at: int, micro_batch: int, what: str) -> None:
-        """Gathers some weights, after the last pass of the device so far."""
+        """Gathers some weights, or copies them from the host, after the last pass of the device so far."""
         device, gather = self._device(number, stage), self._plans.cuts[stage].gathers[at]
+        if self._options.offload:
+            size = gather.bytes_again if what == _BACKWARD_PASS else gather.bytes
+            if size:
+                self._gathered[device, at] = (self._copy_from_host(device, size, gather.variables, what), 0)
+            return
         carried = self._traffic.of_stage("all-gather", number, stage, gather.bytes)
         told = LoweredOp(
             f"{gather.variables} weight(s) for the {what}", LoweredKind.COLLECTIVE,
@@ -425,11 +453,11 @@ class StepLowering:
     def _weights_forward(self, number: int, stage: int, piece: Piece, micro_batch: int) -> List[Buffer]:
         """The gathered weights that a piece of a forward pass begins to use; with v2 it gathers the next block."""
         device, gathers = self._device(number, stage), self._plans.cuts[stage].gathers
-        if self._options.zero != gradients.DROPS:
+        if not self._options.drops:
             return [self._gathered[device, at] for at, one in enumerate(gathers) if piece[0] <= one.first < piece[1]]
         for at in range(len(gathers)):
             if piece[0] == 0 if at == 0 else piece[0] <= gathers[at - 1].first < piece[1]:
-                self._gather(number, stage, at, micro_batch, "forward pass")
+                self._gather(number, stage, at, micro_batch, _FORWARD_PASS)
         return self._used_in(device, gathers, piece)
 
     def _weights_backward(
@@ -437,16 +465,18 @@ class StepLowering:
     ) -> List[Buffer]:
         """The gathered weights that a piece of a backward pass uses, v0 and v1: for the last time."""
         device, gathers = self._device(number, stage), self._plans.cuts[stage].gathers
-        if self._options.zero != gradients.DROPS:
+        if not self._options.drops:
             if self._num_stages > 1 and micro_batch < self._layout.micro_batches - 1:
                 return []
             return [self._gathered[device, at] for at, one in enumerate(gathers) if piece[0] <= one.first < piece[1]]
-        if is_first:  # the last block is still there
-            for at in range(len(gathers) - 1):
+        # The last block is still there, but in a pipeline, where other passes may run between the two.
+        dropped = len(gathers) - (self._num_stages == 1)
+        if is_first:
+            for at in range(dropped):
                 self._gathered.pop((device, at), None)
-        for at in range(len(gathers) - 2, -1, -1):
-            if piece[0] <= gathers[at + 1].last < piece[1]:
-                self._gather(number, stage, at, micro_batch, "backward pass")
+        for at in range(dropped - 1, -1, -1):
+            if is_first if at == len(gathers) - 1 else piece[0] <= gathers[at + 1].last < piece[1]:
+                self._gather(number, stage, at, micro_batch, _BACKWARD_PASS)
         return self._used_in(device, gathers, piece)
 
     def _used_in(self, device: int, gathers: Sequence[WeightGather], piece: Piece) -> List[Buffer]:

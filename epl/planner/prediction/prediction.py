@@ -16,9 +16,17 @@ from epl.planner.machine.machine import Machine
 from epl.planner.prediction import gradients
 from epl.planner.prediction.bounds import StepBound, find_bound
 from epl.planner.prediction.facts import ModelFacts, find_facts
+from epl.planner.prediction.host_memory import describe as describe_host
 from epl.planner.prediction.layout import StrategyLayout, decided, lay_out
 from epl.planner.prediction.lowering import StepLowering
-from epl.planner.prediction.program_builder import ACTIVATIONS, COMPUTES, LoweredOp, LoweredStep
+from epl.planner.prediction.program_builder import (
+    ACTIVATIONS,
+    COMMUNICATES,
+    COMPUTES,
+    LoweredKind,
+    LoweredOp,
+    LoweredStep,
+)
 from epl.planner.prediction.rank_classes import RankClass, find_classes
 from epl.planner.prediction.split_work import SplitWork, find_split_work
 from epl.planner.prediction.stage_plans import StagePlans, StepOptions, plan_stages_of_classes
@@ -241,16 +249,17 @@ def _options(strategy: Strategy, layout: StrategyLayout, config: Config) -> Step
       NotAvailableError: one asks for what cannot be predicted yet, or for what EPL does not do.
     """
     values = decided(strategy)
-    if values["offload.level"]:
-        raise NotAvailableError(
-            "the prediction of offload.level", "A machine does not say how fast host memory is. Leave the key out."
-        )
     if values["gradient_checkpoint.type"] == "collection":
         raise NotAvailableError(
             'the prediction of gradient_checkpoint.type "collection"',
             'A strategy does not list the tensors of the collection. Set it to "auto".',
         )
     zero = str(values["zero.level"]) if layout.ranks > 1 else ""
+    if zero and values["offload.level"]:
+        raise NotAvailableError(
+            "the prediction of offload.level with zero.level",
+            "Weights are gathered on the host then, at speeds that no machine says. Leave one of the keys out.",
+        )
     if zero == gradients.DROPS and (len(layout.stages) > 1 or layout.splits):
         raise NotAvailableError(
             "zero.level", "It is 'v2', which does not go together with stages or with epl.split: set it to 'v1'."
@@ -258,6 +267,7 @@ def _options(strategy: Strategy, layout: StrategyLayout, config: Config) -> Step
     scatters = zero in (gradients.SCATTERS, gradients.DROPS) and not config.communication.clip_after_allreduce
     return StepOptions(
         zero=zero,
+        offload=bool(values["offload.level"]),
         scatters=scatters,
         checkpoint=values["gradient_checkpoint.type"] == "auto",
         end_taskgraph=int(values["gradient_checkpoint.end_taskgraph"]),
@@ -280,8 +290,9 @@ def _devices(step: PreparedStep, lowered: LoweredStep, run: SimulatedRun) -> Lis
     computes: Dict[int, List[Tuple[float, float]]] = {}
     communicates: Dict[int, List[Tuple[float, float]]] = {}
     for number, (op, told) in enumerate(zip(lowered.program.ops, lowered.ops)):
-        kind = computes if told.kind in COMPUTES else communicates
-        kind.setdefault(op.device, []).append((run.starts[number], run.ends[number]))
+        if told.kind != LoweredKind.HOST_UPDATE:
+            kind = computes if told.kind in COMPUTES else communicates
+            kind.setdefault(op.device, []).append((run.starts[number], run.ends[number]))
     stages = len(step.layout.stages)
     for device in range(len(lowered.program.pools)):
         number, stage = divmod(device, stages)
@@ -343,7 +354,7 @@ def _traffic(lowered: LoweredStep, run: SimulatedRun) -> List[PredictedTraffic]:
     found: Dict[Tuple[str, str, int], List[Tuple[int, LoweredOp]]] = {}
     first_of = {op: ranks[0] for ranks in lowered.program.collectives for op in ranks}
     for number, told in enumerate(lowered.ops):
-        if told.kind not in COMPUTES and first_of.get(number, number) == number:
+        if told.kind in COMMUNICATES and first_of.get(number, number) == number:
             found.setdefault((told.decision, told.collective, told.devices), []).append((number, told))
     rows = []
     for (decision, collective, devices), members in found.items():
@@ -400,5 +411,7 @@ def _assumptions(step: PreparedStep, costs: ModelCosts, machine: Machine) -> Lis
         found.append("the ranks of a split compute nothing while they exchange its tensors")
     if step.options.zero:
         found.append("each variable in shards divides evenly; the smallest, together up to 2% of the bytes, stay whole")
+    if step.options.offload:
+        found.append(describe_host())
     found.append("an update reads the gradient, and reads and writes the variable and its slots")
     return found + list(costs.notes)

@@ -17,11 +17,13 @@ class LoweredKind:
     BACKWARD = "backward"
     RECOMPUTE = "recompute"
     UPDATE = "update"
+    HOST_UPDATE = "host update"
     COLLECTIVE = "collective"
     TRANSFER = "transfer"
 
 
 COMPUTES = (LoweredKind.FORWARD, LoweredKind.BACKWARD, LoweredKind.RECOMPUTE, LoweredKind.UPDATE)
+COMMUNICATES = (LoweredKind.COLLECTIVE, LoweredKind.TRANSFER)
 
 
 class LoweredOp(NamedTuple):

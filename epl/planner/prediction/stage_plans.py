@@ -21,6 +21,7 @@ from epl.planner.machine.op_kinds import Kind
 from epl.planner.prediction import gradients
 from epl.planner.prediction.facts import ModelFacts
 from epl.planner.prediction.gradients import GradientBucket, StageVariable, WeightGather
+from epl.planner.prediction.host_memory import HOST
 from epl.planner.prediction.layout import StrategyLayout
 from epl.planner.prediction.rank_classes import RankClass
 from epl.planner.prediction.recomputation import StageRecomputation, divide_stage
@@ -31,6 +32,7 @@ from epl.planner.simulator.model_costs import ModelCosts, OpCosts
 _SLICES = 8  # pieces by bytes, so that the backward pass frees and makes tensors in turn
 _MOST_PIECES = 8_000  # of all stages and micro batches; with more the memory is followed less closely
 _BYTES_OF_ELEMENT = 4
+_ADDING = frozenset("Add AddN AddV2 BiasAdd BiasAddV1 Sub".split())  # their backward pass reads none of their inputs
 _FLOPS_OF_UPDATE = 2.0  # of each element of a variable, and of each slot of it: a product and a sum
 
 
@@ -89,6 +91,7 @@ class StepOptions(NamedTuple):
 
     Attributes:
       zero: `zero.level`, "" where it has no effect.
+      offload: whether weights are in the memory of the host.
       scatters: whether gradients are reduced to shards.
       checkpoint: whether activations are recomputed.
       end_taskgraph: the last block that is; -1 for all.
@@ -103,6 +106,7 @@ class StepOptions(NamedTuple):
     """
 
     zero: str
+    offload: bool
     scatters: bool
     checkpoint: bool
     end_taskgraph: int
@@ -114,6 +118,11 @@ class StepOptions(NamedTuple):
     schedule: str
     scales: bool
     checks: bool
+
+    @property
+    def drops(self) -> bool:
+        """Whether weights come in blocks, are dropped after their use, and come again for the backward pass."""
+        return self.offload or self.zero == gradients.DROPS
 
 
 def plan_stages_of_classes(
@@ -193,6 +202,7 @@ class _Maker:
             share = shares[one.place % len(shares)]
             rows = one.group_rows if of_split else one.rows
             indices, values = [sum(self._costs.tensor_bytes(rows, *one[at]) for one in variable.rows) for at in (0, 1)]
+            looked_up = indices + values
             uses = tuple(position[use] for use in variable.uses)
             is_sparse = bool(variable.rows) and not self._options.sparse_as_dense
             if not is_sparse:
@@ -211,9 +221,17 @@ class _Maker:
                     is_sparse=is_sparse,
                     of_split=of_split,
                     in_parts=variable.op in self._in_parts,
+                    copied_bytes=looked_up if variable.rows else variable.bytes * share,
+                    is_read_again=not variable.rows and any(map(self._reads_again, variable.uses)),
                 )
             )
         return tuple(found)
+
+    def _reads_again(self, use: int) -> bool:
+        """Whether the backward pass of an op reads a weight that it takes: for the gradient of its other input."""
+        op = self._facts.ops[use]
+        data = [producer for producer, _ in op.inputs if self._facts.from_data[producer]]
+        return op.type not in _ADDING and any(self._facts.has_gradient[producer] for producer in data)
 
     def _costs_of(self, rows: int, kind: Device) -> Dict[str, np.ndarray]:
         key = rows, kind.name
@@ -312,6 +330,8 @@ class _Maker:
         options = self._options
         buckets = gradients.plan_gradients(variables, options.scatters, options.max_splits)
         gathers = gradients.plan_gathers(variables, options.zero) if options.zero else []
+        if options.offload:
+            gathers = gradients.plan_copies(variables)
         exchanges = set() if self._split is None else {position[one.at] for one in self._split.exchanges}
         complete = np.zeros(len(ops))
         for one in variables:
@@ -319,7 +339,7 @@ class _Maker:
         runs = len(self._layout.stages) * self._layout.micro_batches
         slices = even_cuts(work.kept + work.again + complete, max(1, min(_SLICES, _MOST_PIECES // runs)))
         first_uses = {one.first for one in gathers}
-        drops = first_uses if options.zero == gradients.DROPS else set()
+        drops = first_uses if options.drops else set()
         backward = exchanges | set(recomputation.starts) | set(slices) | drops
         return StageCuts(
             tuple(ops),
@@ -333,7 +353,9 @@ class _Maker:
         )
 
     def _state(self, stage: int, one: RankClass, variables: Sequence[StageVariable]) -> Dict[str, int]:
-        """Bytes of variables and slots."""
+        """Bytes of variables and slots on the device."""
+        if self._options.offload:
+            return {}
         ranks = self._layout.ranks
         weights = sum(own.bytes / (ranks if own.in_parts else 1) for own in variables)
         others = [
@@ -348,13 +370,16 @@ class _Maker:
         """Seconds of each update, an elementwise op: it reads the gradient, and reads and writes variable and slots."""
         slots = sum(self._costs.slots.values())
         found = []
+        sharing = 1
+        if self._options.offload:
+            kind, sharing = HOST, self._strategy.devices
         for one in variables:
             changed = one.gradient_bytes if one.is_sparse else one.bytes
             changed /= self._layout.ranks if one.in_parts else 1
             seconds = _elementwise(kind, changed, 3.0 + 2.0 * slots, _FLOPS_OF_UPDATE * (1.0 + slots))
             if self._options.checks:  # whether each element is finite, as a byte, and whether all are
                 seconds += _elementwise(kind, changed, 1.25) + _elementwise(kind, changed, 0.25)
-            found.append(seconds)
+            found.append(sharing * seconds)
         return tuple(found)
 
 

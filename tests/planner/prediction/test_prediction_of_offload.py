@@ -1,0 +1,137 @@
+"""Weights in host memory: what a device copies and holds, by hand and against the rewritten graph."""
+
+import logging
+import re
+
+import pytest
+import tensorflow.compat.v1 as tf
+
+from epl.ir.graph import Graph
+from epl.parallel.strategy import record
+from epl.planner.costs.graph_costs import GraphCosts
+from epl.planner.machine import presets
+from epl.planner.prediction.host_memory import copy_seconds
+from epl.planner.prediction.prediction import predict, predicted, prepare
+from epl.profiler.memory_estimate import memory_estimate
+from tests.parallel.in_process import init  # noqa: F401
+from tests.planner.prediction.hand_made import HandCosts, Layer, machine, stages, strategy
+from tests.planner.prediction.test_prediction_of_graphs import ROWS, WIDTH, build
+
+MB = 1_000_000
+FROM_HOST, TO_HOST = ("offload", "copy from the host"), ("offload", "copy to the host")
+
+
+def moved(found):
+    """(decision, collective) -> (how many, bytes)."""
+    return {(one.decision, one.collective): (one.times, one.bytes) for one in found.traffic}
+
+
+def test_the_device_holds_two_blocks_and_no_state():
+    costs = HandCosts([Layer(weight=MB)] * 6, slots={"m": 1.0})
+    found = predict(strategy(costs, offload__level="v0"), costs, machine([["a"]]), 1)
+    memory = found.devices[0].memory.by_role
+    assert "weights" not in memory and "slots" not in memory
+    assert memory["communication"] == 2 * MB
+
+
+def test_weights_are_copied_for_both_passes_and_gradients_once():
+    costs = HandCosts([Layer(weight=MB)] * 6)
+    found = predict(strategy(costs, offload__level="v0"), costs, machine([["a"]]), 1)
+    # The last block serves both passes; the first layer has no gradient to compute with its weight.
+    assert moved(found) == {FROM_HOST: (6 + 4, 10.0 * MB), TO_HOST: (6, 6.0 * MB)}
+
+
+def test_copies_run_while_the_device_computes():
+    costs = HandCosts([Layer(weight=MB)] * 6)
+    found = predict(strategy(costs, offload__level="v0"), costs, machine([["a"]]), 1)
+    compute, first, last = 6 * 3.0, copy_seconds(MB, 1), copy_seconds(MB, 1)
+    (update,) = {op.seconds for op, told in pairs(found) if told.kind == "host update"}
+    assert found.seconds == pytest.approx(compute + first + last + update, rel=1e-6)
+    assert found.devices[0].busy == pytest.approx(compute)
+
+
+def pairs(found):
+    return list(zip(found.lowered.program.ops, found.lowered.ops))
+
+
+def test_slow_copies_are_exposed():
+    costs = HandCosts([Layer(0.0, 0.0, weight=MB)] * 6)
+    found = predict(strategy(costs, offload__level="v0"), costs, machine([["a"]]), 1)
+    # All weights come one after the other; only then go the gradients of the first two layers.
+    assert found.devices[0].exposed == pytest.approx((10 + 2) * copy_seconds(MB, 1), rel=0.01)
+
+
+def test_a_host_updates_the_weights_of_all_devices_of_a_worker():
+    costs = HandCosts([Layer(weight=MB)])
+    times = []
+    for workers, devices in ((1, 4), (4, 1)):
+        nodes = [["a"] * devices] * workers
+        planned = strategy(costs, devices=devices, workers=workers, offload__level="v0")
+        found = predict(planned, costs, machine(nodes), 4)
+        times.append(sum(op.seconds for op, told in pairs(found) if told.kind == "host update"))
+    assert times[0] == pytest.approx(4 * times[1])
+
+
+def test_each_pass_of_a_pipeline_copies():
+    costs = HandCosts([Layer(weight=MB)] * 4)
+    planned = strategy(
+        costs, devices=2, pipeline__num_micro_batch=3, offload__level="v0", **stages(costs, 2)
+    )  # fmt: skip
+    found = predict(planned, costs, machine(bandwidth=1e30), 3)
+    # 3 micro batches; 4 weights forward, 3 backward.
+    assert moved(found)[FROM_HOST][1] == 3 * (4 + 3) * MB and moved(found)[TO_HOST][1] == 4 * MB
+
+
+def test_looked_up_rows_alone_are_copied():
+    costs = HandCosts([Layer(weight=100 * MB, output=8.0, type="GatherV2"), Layer(weight=MB)])
+    costs.ops = tuple(
+        op._replace(inputs=(op.inputs[1], op.inputs[0])) if op.type == "GatherV2" else op for op in costs.ops
+    )
+    found = predict(strategy(costs, offload__level="v0"), costs, machine([["a"]]), 1000)
+    assert MB < moved(found)[FROM_HOST][1] < 2 * MB and moved(found)[TO_HOST][1] < 2 * MB
+
+
+def test_equal_replicas_are_simulated_once():
+    costs = HandCosts([Layer(weight=MB, output=10.0, kept=True)] * 3)
+    planned = strategy(costs, devices=4, offload__level="v0", gradient_checkpoint__type="auto")
+    where = machine([["a"] * 4], bandwidth=1e6)
+    folded, alone = [predicted(prepare(planned, costs, where, 8, fold), costs, where) for fold in (True, False)]
+    assert len(folded.devices) == 1 and folded.seconds == pytest.approx(alone.seconds, rel=1e-9)
+    assert {one.memory.peak for one in alone.devices} == {folded.devices[0].memory.peak}
+
+
+@pytest.mark.parametrize(
+    "kind, devices, settings, tolerance",
+    [
+        ("replicas", 1, {}, 0.15),
+        ("replicas", 2, {"gradient_checkpoint__type": "auto"}, 0.15),
+        ("stages", 2, {"pipeline__num_micro_batch": 2}, 0.25),
+    ],
+)
+def test_a_prediction_agrees_with_the_rewritten_graph(init, caplog, kind, devices, settings, tolerance):  # noqa: F811
+    caplog.set_level(logging.INFO, "epl")
+    init(devices, annotate=False, offload__level="v0", **settings)
+    with record.recording():
+        x = tf.placeholder(tf.float32, [None, WIDTH], "x")
+        train = tf.train.MomentumOptimizer(0.1, 0.9).minimize(build(kind, x))
+        fed = ROWS if kind == "stages" else ROWS * devices
+        estimate = memory_estimate(train, {x: tf.TensorShape([fed, WIDTH])}, threads=2, advise=False)
+    graph = Graph.of(tf.get_default_graph())
+    costs = GraphCosts.of_recorded(graph, graph.state_of(record.ForwardPass))
+    costs.slots = {"Momentum": 1.0}
+    where = machine([["cpu"] * devices], [presets.DEVICES["cpu"]], bandwidth=1e15)
+    found = predict(record.strategy_of(graph), costs, where, fed)
+    # With the state on the host, which the two agree on: devices of one worker have one host.
+    state = sum(one.peak for one in estimate.devices if one.device.endswith("(host)")) / devices
+    peaks = [one.peak for one in estimate.devices if not one.device.endswith("(host)")]
+    mine = {device: one.memory.peak for one in found.devices for device in one.devices}
+    assert [mine[at] + state for at in range(devices)] == pytest.approx([peak + state for peak in peaks], rel=tolerance)
+    # Megabytes that a stage copies for one micro batch, and that it holds of them at a time.
+    copied, held = zip(
+        *re.findall(r"copies ([0-9.]+) MB of weights .* of which ([0-9.]+) MB", "\n".join(caplog.messages))
+    )
+    micro_batches = settings.get("pipeline__num_micro_batch", 1)
+    in_all = micro_batches * sum(map(float, copied)) * MB
+    assert moved(found)[FROM_HOST][1] == pytest.approx(in_all, rel=0.2)
+    largest = max(op.outputs[0].bytes for op, told in pairs(found) if told.collective == FROM_HOST[1])
+    assert 2 * largest == pytest.approx(float(held[0]) * MB, rel=0.1)
