@@ -44,7 +44,6 @@ from epl.utils import tf_compat
 
 logger = logging.getLogger("epl")
 
-COLLECTION = "checkpoints"
 SCOPE = "EPL_RECOMPUTE"
 
 
@@ -215,7 +214,7 @@ def _collected(rewrite: RewriteContext, view: GraphView, backward: BackwardPass)
     forward = set(backward.forward)
     depths = depths_of(view)
     ranks = replica_groups(rewrite.graph)
-    for item in rewrite.tf_graph.get_collection(COLLECTION):
+    for item in rewrite.tf_graph.get_collection(recompute.COLLECTION):
         item = item if ranks is None else ranks.local(item)
         replaced = None if isinstance(item, tf.Operation) else rewrite.graph.replacements.get(item.name)
         op = item if isinstance(item, tf.Operation) else (item if replaced is None else replaced.computed).op

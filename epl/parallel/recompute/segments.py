@@ -23,6 +23,8 @@ from epl.ops.op_types import COLLECTIVE_OP_TYPES
 from epl.parallel.costs.shapes import TensorType, Types, num_bytes
 from epl.utils import tf_compat
 
+COLLECTION = "checkpoints"  # of the graph: the tensors that the user keeps
+
 # (stage, number): segments of one stage are numbered in the order of the forward pass.
 SegmentId = Tuple[int, int]
 
@@ -183,6 +185,15 @@ def output_bytes(types: Types, node: int) -> int:
 
 
 # ---- Segments
+
+
+def checkpoints_of(tf_graph: tf.Graph, view: GraphView) -> Set[int]:
+    """The nodes that the script names checkpoints by the collection, those in loops and branches left out."""
+    items = tf_graph.get_collection(COLLECTION)
+    names = {item.name if isinstance(item, tf.Operation) else item.op.name for item in items}
+    nodes = {view.index[name] for name in names if name in view.index}
+    depths = depths_of(view) if nodes else ()
+    return {node for node in nodes if depths[node] == (0, 0)}
 
 
 def number_by_checkpoints(view: GraphView, backward: BackwardPass, checkpoints: Collection[int]) -> Dict[int, int]:

@@ -98,7 +98,8 @@ class GraphCosts(ModelCosts):
         self.rows = self._sizes.script_rows
         self.slots = find_slots(GraphView(tf_graph), trained) if slots is None else dict(slots)
         repeatable = recompute.find_repeatable(tf_graph, view, self._nodes, self._sizes.types[0])
-        self.ops = _model_ops(view, self._nodes, frozenset(trained), self._sizes.by_rows, repeatable)
+        checkpoints = recompute.checkpoints_of(tf_graph, view)
+        self.ops = _model_ops(view, self._nodes, frozenset(trained), self._sizes.by_rows, repeatable, checkpoints)
         starts = [node for node in nodes if view.nodes[node].name in trained]
         if precision is not None:
             small, large = (precision.types_of(types) for types in self._sizes.types)
@@ -319,6 +320,7 @@ def _model_ops(
     trained: FrozenSet[str],
     by_rows: FrozenSet[int],
     repeatable: Collection[int],
+    checkpoints: Collection[int],
 ) -> Tuple[ModelOp, ...]:
     place = {node: number for number, node in enumerate(nodes)}
     found = []
@@ -335,6 +337,7 @@ def _model_ops(
                 op_type in op_types.VARIABLES and name in trained,
                 node in by_rows,
                 node in repeatable,
+                node in checkpoints,
             )
         )
     return tuple(found)

@@ -249,11 +249,6 @@ def _options(strategy: Strategy, layout: StrategyLayout, config: Config) -> Step
       NotAvailableError: one asks for what cannot be predicted yet, or for what EPL does not do.
     """
     values = decided(strategy)
-    if values["gradient_checkpoint.type"] == "collection":
-        raise NotAvailableError(
-            'the prediction of gradient_checkpoint.type "collection"',
-            'A strategy does not list the tensors of the collection. Set it to "auto".',
-        )
     zero = str(values["zero.level"]) if layout.ranks > 1 else ""
     if zero and values["offload.level"]:
         raise NotAvailableError(
@@ -269,7 +264,7 @@ def _options(strategy: Strategy, layout: StrategyLayout, config: Config) -> Step
         zero=zero,
         offload=bool(values["offload.level"]),
         scatters=scatters,
-        checkpoint=values["gradient_checkpoint.type"] == "auto",
+        checkpoint=str(values["gradient_checkpoint.type"]),
         end_taskgraph=int(values["gradient_checkpoint.end_taskgraph"]),
         budget=int(config.gradient_checkpoint.memory_budget),
         max_splits=int(config.communication.max_splits),

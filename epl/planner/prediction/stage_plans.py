@@ -24,7 +24,7 @@ from epl.planner.prediction.gradients import GradientBucket, StageVariable, Weig
 from epl.planner.prediction.host_memory import HOST
 from epl.planner.prediction.layout import StrategyLayout
 from epl.planner.prediction.rank_classes import RankClass
-from epl.planner.prediction.recomputation import StageRecomputation, divide_stage
+from epl.planner.prediction.recomputation import COLLECTION, StageRecomputation, divide_at_checkpoints, divide_stage
 from epl.planner.prediction.split_work import SplitWork
 from epl.planner.prediction.stage_work import StageWork, even_cuts
 from epl.planner.simulator.model_costs import ModelCosts, OpCosts
@@ -93,7 +93,7 @@ class StepOptions(NamedTuple):
       zero: `zero.level`, "" where it has no effect.
       offload: whether weights are in the memory of the host.
       scatters: whether gradients are reduced to shards.
-      checkpoint: whether activations are recomputed.
+      checkpoint: `gradient_checkpoint.type`.
       end_taskgraph: the last block that is; -1 for all.
       budget: `gradient_checkpoint.memory_budget`.
       max_splits: `communication.max_splits`.
@@ -108,7 +108,7 @@ class StepOptions(NamedTuple):
     zero: str
     offload: bool
     scatters: bool
-    checkpoint: bool
+    checkpoint: str
     end_taskgraph: int
     budget: int
     max_splits: int
@@ -253,12 +253,13 @@ class _Maker:
     def _recomputation(self, stage: int, ops: Sequence[int], one: RankClass) -> StageRecomputation:
         options, facts = self._options, self._facts
         none = np.zeros(len(ops), bool)
-        if not options.checkpoint:
+        by_script = options.checkpoint == COLLECTION
+        if not options.checkpoint or (by_script and not any(op.is_checkpoint for op in facts.ops)):
             return StageRecomputation((), none, none)
+        may_all = options.end_taskgraph < 0 or by_script
         may = np.asarray(
             [
-                facts.ops[op].is_repeatable
-                and (options.end_taskgraph < 0 or self._strategy.ops[op].block <= options.end_taskgraph)
+                facts.ops[op].is_repeatable and (may_all or self._strategy.ops[op].block <= options.end_taskgraph)
                 for op in ops
             ],
             bool,
@@ -266,15 +267,22 @@ class _Maker:
         position = {op: at for at, op in enumerate(ops)}
         leaving = {op for stages, sent in facts.crossing.items() if stages[0] == stage for op, _ in sent}
         leaving |= {facts.memory_of[op] for op in leaving}
+        is_last_stage = stage == len(self._layout.stages) - 1
+        producers, kept = self._producers(ops, position), self._shared(one, one.kinds[stage], "kept_bytes", ops)
+        leaves = np.asarray([op in leaving for op in ops], bool)
+        if by_script:
+            checkpoints = np.asarray([facts.ops[op].is_checkpoint for op in ops], bool)
+            memory = [position[facts.memory_of[op]] for op in ops]
+            return divide_at_checkpoints(may, kept, producers, memory, checkpoints, leaves, is_last_stage)
         return divide_stage(
             may,
             self._shared(one, one.kinds[stage], "output_bytes", ops),
-            self._shared(one, one.kinds[stage], "kept_bytes", ops),
+            kept,
             self._shared(one, one.kinds[stage], "forward_flops", ops),
             np.asarray([position[facts.last_use[op]] for op in ops], int),
-            self._producers(ops, position),
-            np.asarray([op in leaving for op in ops], bool),
-            stage == len(self._layout.stages) - 1,
+            producers,
+            leaves,
+            is_last_stage,
             options.budget,
         )
 

@@ -32,6 +32,7 @@ class ModelOp(NamedTuple):
       is_trained: whether it is a variable that the objective is differentiated by.
       by_rows: whether its outputs have rows of the batch, so that they and its work grow with them.
       is_repeatable: whether a backward pass may compute it again, instead of keeping its outputs.
+      is_checkpoint: whether the script names it a checkpoint, which is kept (`gradient_checkpoint.type` "collection").
     """
 
     name: str
@@ -41,6 +42,7 @@ class ModelOp(NamedTuple):
     is_trained: bool
     by_rows: bool
     is_repeatable: bool
+    is_checkpoint: bool = False
 
 
 class OpCosts(NamedTuple):

@@ -20,6 +20,7 @@ WIDTH, LAYERS, ROWS = 256, 6, 64  # rows of each device
 def dense(hidden, layers):
     for _ in range(layers):
         hidden = tf.layers.dense(hidden, WIDTH, tf.tanh)
+        tf.add_to_collection("checkpoints", hidden)
     return hidden
 
 
@@ -46,6 +47,7 @@ def build(kind, x):
         ("replicas", 2, {"gradient_checkpoint__type": "auto"}, 0.15),
         ("stages", 2, {"pipeline__num_micro_batch": 2}, 0.15),
         ("split", 2, {}, 0.25),
+        ("replicas", 2, {"gradient_checkpoint__type": "collection"}, 0.15),
         ("replicas", 1, {"amp__level": "O1", "amp__loss_scale": 128.0}, 0.1),
         ("replicas", 2, {"amp__level": "O1"}, 0.1),
         ("stages", 2, {"amp__level": "O1", "pipeline__num_micro_batch": 2}, 0.15),
@@ -80,13 +82,16 @@ def test_a_prediction_agrees_with_the_rewritten_graph(init, kind, devices, setti
         assert "all-gather" in {one.collective for one in found.traffic}
 
 
+@pytest.mark.parametrize("kind", ["auto", "collection"])
 @pytest.mark.parametrize("stages", [1, 2])
-def test_the_same_ops_are_computed_twice_as_in_the_rewritten_graph(init, stages):  # noqa: F811
-    init(2, annotate=False, gradient_checkpoint__type="auto")
+def test_the_same_ops_are_computed_twice_as_in_the_rewritten_graph(init, stages, kind):  # noqa: F811
+    init(2, annotate=False, gradient_checkpoint__type=kind)
     hidden = x = tf.placeholder(tf.float32, [None, WIDTH], "x")
     for _ in range(stages):
         with epl.replicate(1):
-            for _ in range(LAYERS):
+            for layer in range(LAYERS):
+                if layer % 2:
+                    tf.add_to_collection("checkpoints", hidden)
                 hidden = tf.layers.dropout(tf.layers.dense(hidden, WIDTH, tf.tanh), 0.1, training=True)
             loss = tf.reduce_mean(tf.square(hidden))
     with record.recording():

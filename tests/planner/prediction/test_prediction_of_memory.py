@@ -72,6 +72,19 @@ def test_recomputation_keeps_less_and_computes_more():
     assert auto.devices[0].memory.by_role["activations"] <= 600
 
 
+def test_checkpoints_of_the_script_are_kept():
+    costs = HandCosts([Layer(1.0, 2.0, weight=1, output=100.0, kept=True)] * 9)
+    checkpoints = {costs.first[layer] + 2 for layer in (2, 5)}
+    costs.ops = tuple(op._replace(is_checkpoint=at in checkpoints) for at, op in enumerate(costs.ops))
+    planned = strategy(costs, gradient_checkpoint__type="collection")
+    found = predict(planned, costs, machine([["a"]]), 1)
+    # Two segments of three layers, of which the last is a checkpoint; the three after it run once.
+    assert found.seconds == pytest.approx(9 * 3.0 + 2 * 2.0)
+    assert found.devices[0].memory.by_role["activations"] == 100 * (2 + 3 + 2)
+    plain = HandCosts([Layer(1.0, 2.0, weight=1, output=100.0, kept=True)] * 9)
+    assert predict(strategy(plain, gradient_checkpoint__type="collection"), plain, machine([["a"]]), 1).seconds == 27
+
+
 def test_all_stages_but_the_end_of_the_last_are_computed_twice():
     costs = HandCosts([Layer(1.0, 1.0, weight=1, output=100.0, kept=True)] * 8)
     found = predict(
