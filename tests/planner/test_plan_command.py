@@ -321,6 +321,18 @@ def _read(folder, *names):
     return [strategies.from_json((folder / name).read_text()) for name in names]
 
 
+@pytest.mark.parametrize(
+    "setting", ["amp.level=O1", "offload.level=v0", "gradient_checkpoint.type=collection"]
+)  # fmt: skip
+def test_a_model_with_a_feature_that_the_script_decides_is_searched(plan, tmp_path, setting):
+    code, out, error = plan(
+        ["--machine", "4*v100-32", "--rows", "64", "--search", "--set", setting, "--json", "p.json"]
+    )  # fmt: skip
+    assert code == 0, error
+    simulated = [one for one in json.loads((tmp_path / "p.json").read_text())["candidates"] if one["seconds"]]
+    assert {"the script as it is"} < {one["name"] for one in simulated}, out
+
+
 def test_a_plan_that_does_not_fit_is_none(plan, tmp_path):
     machine = {"devices": {"tiny": {"preset": "v100-16", "memory": "100 B"}}, "nodes": ["2*tiny"]}
     (tmp_path / "m.json").write_text(json.dumps(machine))

@@ -4,7 +4,7 @@
     without ZeRO      2 stages, 1F1B, 8 micro batches              2.8 ms   1,900 MB: lacks 300 MB
     without 1F1B      2 stages, GPipe, 8 micro batches, ZeRO v1    3.0 ms   1,700 MB
 
-Each costs one simulation of a step; there are at most nine.
+Each costs one simulation of a step; there are at most ten.
 """
 
 import json
@@ -135,6 +135,9 @@ def _variants(strategy: Strategy, prediction: Prediction, config: Config) -> Ite
     if values["zero.level"] and ranks > 1:
         off = _with(strategy, {"zero.level": ""})
         yield _Variant(f"ZeRO {values['zero.level']}", "variables and slots in full on each device", off, config)
+    if values["offload.level"]:
+        off = _with(strategy, {"offload.level": ""})
+        yield _Variant(f"offload {values['offload.level']}", "variables and slots on the devices", off, config)
     if values["gradient_checkpoint.type"]:
         off = _with(strategy, {"gradient_checkpoint.type": ""})
         yield _Variant("gradient checkpoint", "activations are kept", off, config)

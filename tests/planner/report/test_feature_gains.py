@@ -85,3 +85,9 @@ def half():
 def test_float16_buys_time(half):
     step, found, _ = _gains(hand_made.strategy(COSTS, devices=2))
     assert found["gradients in float16"].seconds > step.seconds
+
+
+def test_offload_buys_memory():
+    step, found, machine = _gains(hand_made.strategy(COSTS, devices=2, offload__level="v0"))
+    without = predict(hand_made.strategy(COSTS, devices=2), COSTS, machine, 8)
+    assert found["offload v0"].peak == peak_of(without) > peak_of(step)
