@@ -1,6 +1,6 @@
 """How values flow through a graph: data inputs, nodes that depend on the batch, nodes that alias variables."""
 
-from typing import AbstractSet, Dict, FrozenSet, Iterable, List, Set, Tuple
+from typing import AbstractSet, Dict, FrozenSet, Iterable, List, Optional, Set, Tuple
 
 import tensorflow.compat.v1 as tf
 
@@ -27,6 +27,13 @@ def data_inputs(view: GraphView, node: int) -> List[Tuple[int, int]]:
             break
         found.append((producer, int(name.partition(":")[2] or 0)))
     return found
+
+
+def aliased_tensor(view: GraphView, node: int, output: int) -> Optional[Tuple[int, int]]:
+    """The (producer, output) whose memory an output of a node is; None if the node has made its own."""
+    if view.types[node] in ALIASES:
+        return data_inputs(view, node)[0]
+    return data_inputs(view, node)[output] if view.types[node] == "IdentityN" else None
 
 
 def batch_nodes(view: GraphView, stateful: AbstractSet[str]) -> Set[int]:

@@ -1,8 +1,8 @@
 """The segments of a model with `gradient_checkpoint.type` "auto": one chain of ops per stage, cut by `division.py`."""
 
-from typing import Collection, Dict, List, NamedTuple, Sequence, Set
+from typing import Collection, Dict, List, NamedTuple, Sequence, Set, Tuple
 
-from epl.ir.dataflow import ALIASES, data_inputs
+from epl.ir.dataflow import aliased_tensor, data_inputs
 from epl.ir.view import GraphView
 from epl.parallel.costs.costs import Costs
 from epl.parallel.costs.repeated_blocks import find_blocks
@@ -119,21 +119,25 @@ def chain_of(
 ) -> Chain:
     """The nodes of one stage, in `order`, as a chain. An alias has no own memory: its uses count for its input."""
     position = {node: at for at, node in enumerate(order)}
-    source: Dict[int, int] = {}  # node -> the position of the op that allocates its memory
+    source: Dict[Tuple[int, int], int] = {}  # tensor -> the position of the op that allocates its memory
+    sizes = [0] * len(order)
     for at, node in enumerate(order):
-        first = data_inputs(view, node)[0][0] if view.types[node] in ALIASES else -1
-        source[node] = source.get(first, at)
-    sizes = [sum(map(num_bytes, costs.types[node])) if source[node] == at else 0 for at, node in enumerate(order)]
+        for output, one in enumerate(costs.types[node]):
+            before = aliased_tensor(view, node, output)
+            source[node, output] = at if before is None else source.get(before, at)
+            sizes[at] += num_bytes(one) if source[node, output] == at else 0
     last = list(range(len(order)))
     saved = [False] * len(order)
     consumers = view.consumers()
     for node in order:
-        memory = source[node]
         for consumer in consumers[node]:
+            taken = {source[tensor] for tensor in data_inputs(view, consumer) if tensor[0] == node}
             if consumer in position:
-                last[memory] = max(last[memory], position[consumer])
+                for memory in taken or {position[node]}:
+                    last[memory] = max(last[memory], position[consumer])
             elif consumer in backward.nodes or consumer in recomputable:
-                saved[memory] = saved[memory] or view.takes_data(consumer, node)
+                for memory in taken:
+                    saved[memory] = True
     return Chain(sizes, last, saved, [costs.flops[node] for node in order])
 
 

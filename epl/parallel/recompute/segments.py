@@ -16,7 +16,7 @@ import tensorflow.compat.v1 as tf
 
 from epl.ir import op_types
 from epl.ir.control_flow import data_order, depths_of
-from epl.ir.dataflow import ALIASES, SHAPE_OPS, batch_nodes, data_inputs, viewed_variables
+from epl.ir.dataflow import SHAPE_OPS, aliased_tensor, batch_nodes, data_inputs, viewed_variables
 from epl.ir.taskgraph import WEIGHT_ATTR
 from epl.ir.view import GraphView
 from epl.ops.op_types import COLLECTIVE_OP_TYPES
@@ -262,16 +262,15 @@ def _kept(
     view: GraphView, recomputable: Set[int], places: Mapping[int, SegmentId], checkpoints: Collection[int]
 ) -> Set[int]:
     """The nodes whose outputs another segment reads, and the checkpoints; for an alias, also the node it aliases."""
-    kept = set(checkpoints) & recomputable
+    tensors = {(node, 0) for node in set(checkpoints) & recomputable}
     for node in recomputable:
-        for producer, _ in data_inputs(view, node):
+        for producer, output in data_inputs(view, node):
             if producer in recomputable and places[producer] != places[node]:
-                kept.add(producer)
-    stack = [node for node in kept if view.types[node] in ALIASES]
+                tensors.add((producer, output))
+    stack = list(tensors)
     while stack:
-        producer = data_inputs(view, stack.pop())[0][0]
-        if producer in recomputable and producer not in kept:
-            kept.add(producer)
-            if view.types[producer] in ALIASES:
-                stack.append(producer)
-    return kept
+        before = aliased_tensor(view, *stack.pop())
+        if before is not None and before[0] in recomputable and before not in tensors:
+            tensors.add(before)
+            stack.append(before)
+    return {node for node, _ in tensors}

@@ -16,6 +16,7 @@ from epl.utils.errors import PlanError
 
 Output = Tuple[int, int]  # op, and which of its outputs
 
+_ALIASES = ALIASES | {"IdentityN"}  # of which other ops take the first output: of a function with a gradient of its own
 _LOOKUPS = frozenset(["Gather", "GatherV2", "GatherNd", "ResourceGather", "ResourceGatherNd"])
 
 
@@ -95,7 +96,7 @@ def find_facts(strategy: Strategy, costs: ModelCosts, stage_of_block: Sequence[i
         producers = [producer for producer, _ in op.inputs]
         from_data.append(op.by_rows or any(from_data[p] for p in producers))
         trained.append(op.is_trained or any(trained[p] for p in producers))
-        shares = op.type in ALIASES and bool(producers) and stage_of[producers[0]] == stage_of[number]
+        shares = op.type in _ALIASES and bool(producers) and stage_of[producers[0]] == stage_of[number]
         memory_of.append(memory_of[producers[0]] if shares else number)
         for position, (producer, output) in enumerate(op.inputs):
             own, other = stage_of[producer], stage_of[number]
