@@ -73,6 +73,46 @@ def gradient_function(op: tf.Operation) -> Optional[Callable[..., Any]]:
         return None
 
 
+GRADIENT_OP_TYPE = "_gradient_op_type"  # attribute that names another gradient function than that of the op type
+
+
+def call_gradient_function(
+    op: tf.Operation, shape_of: Callable[[tf.Tensor], Optional[Sequence[Optional[int]]]]
+) -> Tuple[List[Any], List[Tuple[tf.Tensor, tf.Tensor]]]:
+    """Calls the gradient function of an op in a scratch graph, which may take tensors of the graph of the op.
+
+    Args:
+      op: the op.
+      shape_of: the shape of a tensor of its graph; None if it is not known.
+
+    Returns:
+      The gradients by its inputs, in the scratch graph; and each tensor that it takes, with what stands for it there.
+    """
+    gradient = ops.get_gradient_function(op)
+    with op.graph.as_default():
+        scratch = _ScratchGraph("gradient", shape_of)
+    with scratch.as_default():
+        seeds = [tf.placeholder(tensor.dtype.base_dtype, shape_of(tensor)) for tensor in op.outputs]
+        made = gradient(op, *seeds)
+    return list(made) if isinstance(made, (list, tuple)) else [made], list(scratch.captures)
+
+
+class _ScratchGraph(func_graph.FuncGraph):
+    """The body of a function that is never called; what it takes from outside gets the shapes that are known."""
+
+    def __init__(self, name: str, shape_of: Callable[[tf.Tensor], Optional[Sequence[Optional[int]]]]) -> None:
+        super().__init__(name)
+        self._shape_of = shape_of
+
+    def capture(self, tensor: tf.Tensor, name: Optional[str] = None) -> tf.Tensor:
+        taken = super().capture(tensor, name)
+        if taken is not tensor and taken.dtype.base_dtype != tf.resource:
+            shape = self._shape_of(tensor)
+            if shape is not None:
+                taken.set_shape(shape)
+        return taken
+
+
 def is_function_graph(graph: tf.Graph) -> bool:
     """Whether `graph` is the body of a function, not a graph that a session runs."""
     return isinstance(graph, FUNCTION_GRAPHS)

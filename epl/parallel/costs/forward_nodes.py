@@ -4,7 +4,7 @@ variable --> read --> MatMul --> loss        flows: a gradient comes from the lo
 data -----------------^                      the gradient of data is not wanted
 """
 
-from typing import Collection, Dict, FrozenSet, List, Mapping, NamedTuple, Optional, Tuple
+from typing import Collection, Dict, FrozenSet, List, Mapping, NamedTuple, Optional, Set, Tuple
 
 import tensorflow.compat.v1 as tf
 
@@ -14,6 +14,7 @@ from epl.ir.view import GraphView
 from epl.parallel.costs import backward
 from epl.parallel.costs import loops as costs_loops
 from epl.parallel.costs.backward import Constant, Signature
+from epl.parallel.costs.custom_gradients import CustomGradient
 from epl.parallel.costs.folding import Folding
 from epl.parallel.costs.ops import kind_of
 from epl.parallel.costs.precision import Precision
@@ -62,6 +63,7 @@ def read_nodes(
     starts: Optional[Collection[int]] = None,
     ends: Optional[Collection[Tensor]] = None,
     precision: Optional[Precision] = None,
+    custom: Optional[Mapping[int, CustomGradient]] = None,
 ) -> ForwardNodes:
     """Reads nodes.
 
@@ -72,14 +74,16 @@ def read_nodes(
       starts: the nodes whose gradients are wanted; None: all variables.
       ends: the tensors that gradients come from; None: those that no other of the nodes takes.
       precision: mixed precision, which the types have in them; None without it.
+      custom: the backward passes of ops with gradient functions of the script.
     """
     frames = costs_loops.loop_frames(view)
     folding = Folding(view, types)
     counts = costs_loops.trip_counts(view, folding, frames) if frames else {}
     runs = costs_loops.runs(frames, counts, nodes)
     members = frozenset(nodes)
-    flows = _differentiated(view, members, types, starts, ends)
-    takers = _takers(view, members, flows)
+    passes = _Passes(view, custom or {})
+    flows = _differentiated(view, members, types, starts, ends, passes)
+    takers = _takers(members, flows, passes)
     for node, output in ends or ():
         takers[node].setdefault(output, [])
     sums = _sums(view, types, flows, takers)
@@ -184,6 +188,7 @@ def _differentiated(
     types: Types,
     starts: Optional[Collection[int]],
     ends: Optional[Collection[Tensor]],
+    passes: "_Passes",
 ) -> FrozenSet[int]:
     """The nodes through which a gradient flows: computed from the starts, and on the way to the ends."""
     if starts is None:
@@ -200,14 +205,42 @@ def _differentiated(
         objective = [node for node in floating if node not in taken]
     else:
         objective = [node for node, _ in ends if node in floating]
-    return frozenset(view.ancestors(objective, stop=lambda node: node not in floating) & floating)
+    return passes.ancestors(objective, floating)
 
 
-def _takers(view: GraphView, members: Collection[int], flows: FrozenSet[int]) -> Dict[int, Dict[int, List[int]]]:
+class _Passes:
+    """Through which inputs of ops gradients pass: a gradient function of the script may leave some out."""
+
+    def __init__(self, view: GraphView, custom: Mapping[int, CustomGradient]) -> None:
+        self._view, self._custom = view, custom
+
+    def inputs(self, node: int) -> List[Tensor]:
+        """The inputs of a node through which gradients pass."""
+        found = data_inputs(self._view, node)
+        if node in self._custom:
+            wanted = self._custom[node].wanted
+            found = [one for at, one in enumerate(found) if at in wanted]
+        return found
+
+    def ancestors(self, ends: Collection[int], among: FrozenSet[int]) -> FrozenSet[int]:
+        """The nodes of `among` from which gradients come to the ends, through such nodes alone."""
+        if not self._custom:
+            return frozenset(self._view.ancestors(ends, stop=lambda node: node not in among) & among)
+        found: Set[int] = set()
+        waiting = list(ends)
+        while waiting:
+            node = waiting.pop()
+            if node in among and node not in found:
+                found.add(node)
+                waiting += [producer for producer, _ in self.inputs(node)]
+        return frozenset(found)
+
+
+def _takers(members: Collection[int], flows: FrozenSet[int], passes: "_Passes") -> Dict[int, Dict[int, List[int]]]:
     """Node -> output -> those of `flows` that take it."""
     found: Dict[int, Dict[int, List[int]]] = {node: {} for node in members}
     for consumer in flows:
-        for producer, output in data_inputs(view, consumer):
+        for producer, output in passes.inputs(consumer):
             if producer in found:
                 found[producer].setdefault(output, []).append(consumer)
     return found

@@ -25,6 +25,7 @@ def kept_tensors(
     nodes: Mapping[int, ForwardNode],
     works: Mapping[Signature, OpWork],
     converted: Collection[Place] = (),
+    others: Collection[Tensor] = (),
 ) -> Dict[Tensor, int]:
     """(Node, output) of each tensor that is kept -> how many of them a loop makes; 1 outside of loops.
 
@@ -34,8 +35,13 @@ def kept_tensors(
       nodes: the forward pass.
       works: what its ops compute and keep.
       converted: inputs that take the result of a conversion, which is kept in place of the tensor.
+      others: further tensors that the backward pass reads.
     """
     found: Dict[Tensor, int] = {}
+    for tensor in others:
+        home = homes.of(tensor)
+        if home is not None:
+            found[home] = nodes[home[0]].runs if home[0] in nodes else 1
     for node, read in nodes.items():
         if read.signature is None:
             continue

@@ -19,6 +19,7 @@ from epl.ir.view import GraphView
 from epl.parallel.costs import backward
 from epl.parallel.costs.backward import Signature
 from epl.parallel.costs.costs import RunSums, describe_assumptions, parameter_bytes, signatures_of, sum_of
+from epl.parallel.costs.custom_gradients import find_custom_gradients
 from epl.parallel.costs.forward_nodes import ForwardNode, read_nodes
 from epl.parallel.costs.functions import FunctionLibrary
 from epl.parallel.costs.kept import Homes, kept_tensors
@@ -104,11 +105,15 @@ class GraphCosts(ModelCosts):
         if precision is not None:
             small, large = (precision.types_of(types) for types in self._sizes.types)
             self._sizes = self._sizes._replace(types=(small, large))
-        read = [read_nodes(view, types, nodes, starts, None, precision) for types in self._sizes.types]
+        self._custom = [find_custom_gradients(tf_graph, view, types, nodes) for types in self._sizes.types]
+        read = [
+            read_nodes(view, types, nodes, starts, None, precision, custom.of_node)
+            for types, custom in zip(self._sizes.types, self._custom)
+        ]
         one, other = read[0].of_node, read[1].of_node
         works = find_works(signatures_of(one) + signatures_of(other), FunctionLibrary(view.graph_def.library))
         notes = describe_assumptions(view, one, read[0].unbounded, works)
-        self.notes = self._sizes.notes + tuple(notes)
+        self.notes = self._sizes.notes + tuple(notes) + self._custom[0].notes()
         self._conversions = ModelConversions(view, self._sizes.types, precision, read, works)
         self._read_ops(one, other, works)
         self._read_memory(view, one, other, works)
@@ -188,7 +193,7 @@ class GraphCosts(ModelCosts):
         self._runs = [(one[node].runs, other[node].runs) for node in self._nodes]
         for node in self._nodes:
             nodes = one[node]._replace(runs=1), other[node]._replace(runs=1)
-            key = (*nodes, self._conversions.before(node))
+            key = (*nodes, self._conversions.before(node), node if node in self._custom[0].of_node else -1)
             if key not in numbers:
                 numbers[key] = len(self._different)
                 self._different.append(self._different_op(*nodes, node, works))
@@ -202,7 +207,8 @@ class GraphCosts(ModelCosts):
         works: Mapping[Signature, OpWork],
     ) -> _DifferentOp:
         before, after = self._conversions.runs(node)
-        sums = _additions(one) + after[0], _additions(other) + after[1]
+        more = [custom.runs(node) for custom in self._custom]
+        sums = _additions(one) + after[0] + more[0], _additions(other) + after[1] + more[1]
         if one.signature is None or other.signature is None:
             return _DifferentOp(None, ((), ()), ((), ()), before, sums)
         first, second = works[one.signature], works[other.signature]
@@ -231,7 +237,7 @@ class GraphCosts(ModelCosts):
         """The tensors that each op allocates, and those of them that are kept."""
         types = self._sizes.types
         homes = Homes(view, types[0], one)
-        kept = kept_tensors(view, homes, one, works, self._conversions.places)
+        kept = kept_tensors(view, homes, one, works, self._conversions.places, self._custom[0].kept())
         self._allocated: List[List[_Held]] = []
         self._kept: List[List[_Held]] = []
         for node in self._nodes:
