@@ -90,6 +90,24 @@ def partition(
     return Partition(policy, of_node, _stages(view, of_node, costs, num_stages), costs.notes, units)
 
 
+def places_in_chain(tf_graph: tf.Graph, view: GraphView, roots: Sequence[str]) -> Dict[int, int]:
+    """By node that `roots` need, its place in a chain that may be cut between any two places.
+
+    Data flows from smaller places to larger ones; what stays together has one place, and so has the input pipeline.
+
+    Args:
+      tf_graph: the graph.
+      view: its view.
+      roots: names of ops: those of the objective.
+    """
+    needed = view.ancestors([view.index[name] for name in roots])
+    units = partition_units.find_units(tf_graph, view, needed)
+    ordered = partition_units.order_units(view, units, needed)
+    first = max(0, len(ordered.pinned) - 1)
+    place = {unit: max(0, at - first) for at, unit in enumerate(ordered.order)}
+    return {node: place[units.of_node[node]] for node in needed}
+
+
 def _search(
     view: GraphView, units: Units, needed: Set[int], costs: Costs, num_stages: int
 ) -> Tuple[str, Dict[int, int]]:

@@ -15,7 +15,7 @@ from epl.parallel.plan.strategy import Block, Setting, Strategy
 PLANNER = "planner"  # the origin of what the search decides
 _LEFT_ALONE = ("default", PLANNER)  # origins of settings that it may decide
 # Micro batches for each stage of a pipeline: more shrink the bubble, and cost a launch of every op each.
-_MICRO_BATCHES = (1, 2, 4, 8)
+MICRO_BATCHES = (1, 2, 4, 8)
 
 # Given a number of stages: the block of each op of the strategy, or None if the model has no so many stages.
 StagesOf = Callable[[int], Optional[Sequence[int]]]
@@ -44,7 +44,7 @@ def candidates(base: Strategy, rows: int, stages_of: StagesOf) -> List[PlanCandi
     found: Dict[Strategy, str] = {base: "the script as it is"}
     for name, blocks in _all_blocks(base, stages_of):
         for settings in _all_settings(len(blocks.blocks), _replicas(blocks)):
-            candidate = _with_settings(blocks, settings)
+            candidate = with_settings(blocks, settings)
             if candidate is not None and _has_rows(candidate, rows):
                 found.setdefault(candidate, _named(name, settings))
     return [PlanCandidate(name, strategy) for strategy, name in found.items()]
@@ -73,14 +73,14 @@ def _all_blocks(base: Strategy, stages_of: StagesOf) -> Iterator[Tuple[str, Stra
             yield f"{count} stages", in_stages(base, blocks, count)
 
 
-def in_stages(base: Strategy, blocks: Sequence[int], count: int) -> Strategy:
-    """A strategy with its ops in so many blocks, given the block of each."""
+def in_stages(base: Strategy, blocks: Sequence[int], count: int, devices: int = 1) -> Strategy:
+    """A strategy with its ops in so many blocks, given the block of each op, and the devices of each block."""
     names: List[List[str]] = [[] for _ in range(count)]
     for op, block in zip(base.ops, blocks):
         names[block].append(op.name)
     return base._replace(
         blocks_origin=PLANNER,
-        blocks=tuple(Block("replicate", 1, 0, (), strategies.scopes_of(one)) for one in names),
+        blocks=tuple(Block("replicate", devices, 0, (), strategies.scopes_of(one)) for one in names),
         ops=tuple(op._replace(block=block) for op, block in zip(base.ops, blocks)),
     )
 
@@ -92,12 +92,12 @@ def _all_settings(stages: int, replicas: int) -> Iterator[Mapping[str, object]]:
     for level in levels if replicas > 1 else ():
         saving += [{"zero.level": level}, {"zero.level": level, "gradient_checkpoint.type": "auto"}]
     for settings in saving:
-        for count in _MICRO_BATCHES:
+        for count in MICRO_BATCHES:
             if stages > 1 or count == 1:  # with one stage a run of the script would be one micro batch, not a step
                 yield dict(settings, **({"pipeline.num_micro_batch": stages * count} if stages > 1 else {}))
 
 
-def _with_settings(strategy: Strategy, settings: Mapping[str, object]) -> Optional[Strategy]:
+def with_settings(strategy: Strategy, settings: Mapping[str, object]) -> Optional[Strategy]:
     """The strategy with settings; None if the user has set one of them to something else."""
     made = []
     for one in strategy.settings:

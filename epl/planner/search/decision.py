@@ -9,14 +9,14 @@ batch; with several it is a step, which cuts what is fed, but reads a batch for 
 import contextlib
 import logging
 from fractions import Fraction
-from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple
 
 import tensorflow.compat.v1 as tf
 
 from epl.env import Env
 from epl.ir import op_types
 from epl.ir.graph import Graph
-from epl.parallel.auto_partition.partition import partition
+from epl.parallel.auto_partition.partition import partition, places_in_chain
 from epl.parallel.plan.strategy import Strategy
 from epl.parallel.strategy import record
 from epl.parallel.strategy.record import ForwardPass
@@ -27,7 +27,8 @@ from epl.planner.search import capacity, comparison
 from epl.planner.search.candidates import PlanCandidate, candidates, has_scopes, in_stages
 from epl.planner.search.comparison import Compared, PlanOutcome
 from epl.planner.search.planned_model import PlannedModel, planned_model
-from epl.planner.search.speed_balance import balanced, is_open, with_balance
+from epl.planner.search.speed_balance import SPEED, balanced, is_open, with_balance
+from epl.planner.search.stage_search import StageSearch
 from epl.utils.errors import EplError, PlanError
 
 logger = logging.getLogger("epl")
@@ -85,12 +86,20 @@ def _searched(graph: Graph, found: ForwardPass, model: PlannedModel, machine: Ma
     refused: Dict[Strategy, EplError] = {}
 
     def balanced_candidates() -> Iterator[PlanCandidate]:
-        for one in _wanted(candidates(model.strategy, model.rows, lambda count: _stages(graph, found, count))):
+        every = candidates(model.strategy, model.rows, lambda count: _stages(graph, found, count))
+        for one in _wanted(every + _cut_for_devices(graph, found, model, machine, trains_the_same)):
             try:
                 yield one._replace(strategy=balanced(one.strategy, model.costs, machine, model.rows))
             except EplError as error:
                 refused[one.strategy] = error
                 yield one
+
+    def trains_the_same(strategy: Strategy) -> bool:
+        try:
+            _refuse_other_batches(_batches(strategy, model, machine), own, are_cut)
+        except EplError:
+            return False
+        return are_cut or max(block.devices for block in strategy.blocks) == 1  # these divide the rows of a batch
 
     def simulate(strategy: Strategy) -> PlanOutcome:
         if strategy in refused:
@@ -134,6 +143,25 @@ def _enough_devices(graph: Graph, found: ForwardPass, model: PlannedModel, are_c
     is_rows_set = bool(Env.get().config.auto.rows)
     enough = capacity.find_capacity(model, is_rows_set, find, capacity.MOST_DEVICES)
     return capacity.in_words(enough, model.machine)
+
+
+def _cut_for_devices(
+    graph: Graph, found: ForwardPass, model: PlannedModel, machine: Machine, trains_the_same: Callable[[Strategy], bool]
+) -> List[PlanCandidate]:
+    """Pipelines that are cut for the devices of their stages; none if the script has scopes."""
+    if has_scopes(model.strategy):
+        return []
+    config = Env.get().config
+    count = config.pipeline.num_stages if config.is_set("pipeline.num_stages") else None
+    roots = [found.view.nodes[node].name for node in found.nodes]
+    place = places_in_chain(graph.tf_graph, found.view, roots)
+    by_speed = is_open(model.strategy)
+    base = with_balance(model.strategy, "even") if by_speed else model.strategy
+    search = StageSearch(base, model.costs, machine, model.rows, [place[node] for node in found.nodes])
+    pipelines = search.candidates(trains_the_same, None if count in (None, -1) else [count])
+    if by_speed:
+        pipelines = [one._replace(strategy=with_balance(one.strategy, SPEED)) for one in pipelines]
+    return pipelines
 
 
 def _as_it_is(

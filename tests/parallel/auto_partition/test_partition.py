@@ -6,7 +6,8 @@ import tensorflow.compat.v1 as tf
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from epl.parallel.auto_partition.partition import BALANCED, REPEATED_BLOCKS, _elements, describe
+from epl.ir.view import GraphView
+from epl.parallel.auto_partition.partition import BALANCED, REPEATED_BLOCKS, _elements, describe, places_in_chain
 from epl.utils.errors import PlanError
 from tests.parallel.partition_models import Cut, cnn, lstm, tokens, transformer
 
@@ -135,6 +136,20 @@ def test_a_placeholder_is_in_the_first_stage_however_late_it_was_created():
         x = tf.layers.dense(x, 64)
     cut = Cut(tf.reduce_sum(x - tf.placeholder(tf.float32, [16, 64], "labels")), 4)
     assert cut.stage("labels") == 0
+
+
+def test_a_chain_has_a_place_for_what_stays_together():
+    labels = tf.placeholder(tf.float32, [16, 64], "labels")
+    x = tf.placeholder(tf.float32, [16, 64], "x")
+    for i in range(3):
+        x = tf.matmul(x, tf.get_variable(f"w{i}", [64, 64]), name=f"layer{i}")
+    loss = tf.reduce_sum(x - labels, name="loss")
+    view = GraphView(tf.get_default_graph())
+    found = places_in_chain(tf.get_default_graph(), view, [loss.op.name])
+    place = {view.nodes[node].name: at for node, at in found.items()}
+    assert place["labels"] == place["x"] == 0 and place["w1"] == place["w1/read"]
+    assert place["layer0"] < place["w1"] < place["layer1"] < place["w2"] < place["layer2"] < place["loss"]
+    assert all(found[producer] <= found[node] for node in found for producer in view.producers[node])
 
 
 def test_labels_that_skip_stages_count_at_every_boundary():

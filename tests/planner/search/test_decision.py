@@ -195,3 +195,25 @@ def test_what_is_asked_wrongly(init):  # noqa: F811
     init(2, annotate=False, auto__planner="search", auto__balance="speed", auto__machine="2*v100-16", auto__rows=1)
     with pytest.raises(PlanError, match="A batch of 1 rows cannot be shared out"):
         _minimize()
+
+
+def test_stages_are_cut_for_devices_of_different_speed_and_train_as_one_device(init, tmp_path):  # noqa: F811
+    feed = np.random.RandomState(0).rand(4096, 64).astype(np.float32)
+    speeds = {"fast": "3 GFLOP/s", "slow": "1 GFLOP/s"}
+    kinds = {name: {"preset": "v100-16", "flops": {"contraction": {"float32": rate}}} for name, rate in speeds.items()}
+    where = _machine(tmp_path, {"devices": kinds, "nodes": [{"devices": ["2*fast", "2*slow"], "links": ["pcie3"]}]})
+    losses = []
+    search = {"auto__planner": "search", "auto__machine": where, "auto__rows": 4096, "pipeline__num_stages": 2}
+    for devices, config in ((1, {}), (4, search)):
+        init(devices, annotate=False, **config)
+        tf.set_random_seed(1)
+        x, loss, train = _minimize(layers=8)
+        with tf.Session() as session:
+            session.run(tf.global_variables_initializer())
+            losses.append([session.run([loss, train], {x: feed})[0] for _ in range(3)])
+    strategy = Graph.get().state_of(SearchResult).chosen.candidate.strategy
+    layers = [sum(op.type == "MatMul" and op.block == block for op in strategy.ops) for block in (0, 1)]
+    assert layers == [6, 2] and [block.devices for block in strategy.blocks] == [2, 2]
+    stages = Graph.get().rewritten.plan.stages
+    assert [[name[-1] for name in one.devices] for one in stages] == [["0", "1"], ["2", "3"]]
+    assert losses[1] == pytest.approx(losses[0], rel=1e-5)
