@@ -53,8 +53,13 @@ def resnet50(batch: int, size: int = 224) -> Tuple[tf.Tensor, float]:
     return _classified(tf.layers.dense(x, 1000)), sum(flops)
 
 
-def bert(layers: int, width: int, heads: int, batch: int, length: int) -> Tuple[tf.Tensor, float]:
-    """Devlin et al. 2018 without the next sentence: a vocabulary of 30,522, all positions predicted."""
+def bert(
+    layers: int, width: int, heads: int, batch: int, length: int, answers: bool = False
+) -> Tuple[tf.Tensor, float]:
+    """Devlin et al. 2018 without the next sentence: a vocabulary of 30,522, all positions predicted.
+
+    With `answers` it finds the begin and the end of an answer instead, as when it is trained for SQuAD.
+    """
     ids = tf.placeholder(tf.int32, [batch, length])
     table = tf.get_variable("words", [30522, width])
     x = tf.nn.embedding_lookup(table, ids)
@@ -68,11 +73,16 @@ def bert(layers: int, width: int, heads: int, batch: int, length: int) -> Tuple[
             hidden = tf.layers.dense(x, 4 * width)
             hidden = 0.5 * hidden * (1.0 + tf.math.erf(hidden / 2.0**0.5))
             x = _norm(x + tf.layers.dense(hidden, width), "output")
+    tokens = float(batch * length)
+    of_layer = 2.0 * tokens * (12 * width * width + 2 * length * width)
+    if answers:
+        places = tf.placeholder(tf.int32, [2, batch])
+        logits = tf.transpose(tf.layers.dense(x, 2), [2, 0, 1])
+        loss = tf.reduce_mean(tf.nn.sparse_softmax_cross_entropy_with_logits(labels=places, logits=logits))
+        return loss, layers * of_layer + 2.0 * tokens * width * 2
     logits = tf.matmul(tf.reshape(x, [-1, width]), table, transpose_b=True)
     labels = tf.placeholder(tf.int32, [batch * length])
     loss = tf.reduce_mean(tf.nn.sparse_softmax_cross_entropy_with_logits(labels=labels, logits=logits))
-    tokens = float(batch * length)
-    of_layer = 2.0 * tokens * (12 * width * width + 2 * length * width)
     return loss, layers * of_layer + 2.0 * tokens * width * 30522
 
 
