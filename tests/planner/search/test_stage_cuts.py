@@ -82,7 +82,8 @@ def test_no_cuts_are_better(first):
 def _compare_with_all_cuts(seed):
     random = np.random.RandomState(seed)
     units, num_stages = random.randint(4, 11), random.randint(2, 5)
-    stages = a_chain(random, units, num_stages, fits=random.choice([1.0, 0.8, 0.5]))
+    transfers = random.choice([0.0, 1.0, 5.0])
+    stages = a_chain(random, units, num_stages, random.choice([1.0, 0.8, 0.5]), transfers)
     micro_batches = int(random.choice([1, 2, 4, 8, 16]))
     least = min(on_paper(stages, points, micro_batches) for points in all_points(stages, units))
     found = best_cuts(stages, micro_batches)
