@@ -34,6 +34,7 @@ _NEAR = 24  # points that may be near a cut
 _SURE = 0.7  # of the memory of a device: a stage that holds no more fits
 _ROUNDS = 4  # of cuts that the simulator corrects
 _OF_EACH = 2  # candidates for a number of stages
+_MOST_TRIED = 8  # pipelines with a number of stages that do not fit
 
 # Whether a strategy trains on the batches of the script.
 IsAllowed = Callable[[Strategy], bool]
@@ -103,26 +104,31 @@ class StageSearch:
         found: Dict[Strategy, str] = {}
         for count in counts or range(2, devices + 1):
             if devices % count == 0 and count > 1:
-                for number, divided in enumerate(self._best_of(count, is_allowed)[:_OF_EACH]):
-                    fitting = self._fitting(divided)
-                    for one in (fitting, _in_shards(fitting) if number == 0 else None):
-                        if one is not None:
-                            found.setdefault(self._strategy_of(one), one.pipeline.name)
+                best = self._best_of(count, is_allowed)
+                for one in [*best, *map(_in_shards, best[:1])]:
+                    if one is not None:
+                        found.setdefault(self._strategy_of(one), one.pipeline.name)
         return [PlanCandidate(name, strategy) for strategy, name in found.items()]
 
     def _best_of(self, count: int, is_allowed: IsAllowed) -> List[_Divided]:
-        """Pipelines of a number of stages, the fastest first; the last ones may not be the best that are left."""
+        """The fastest pipelines of a number of stages that fit, or the first one that was tried if none does."""
         bounded: List[Tuple[float, int, List[_Pipeline]]] = []
         for group in self._pipelines(count, is_allowed):
             bounded.append((self._chain.least_step(group[0].place), len(bounded), group))
-        found: List[_Divided] = []
+        fitting: List[_Divided] = []
+        others: List[_Divided] = []
         for least, _, group in sorted(bounded):
-            if len(found) >= _OF_EACH and least >= found[_OF_EACH - 1].seconds:
+            longest = fitting[-1].seconds if len(fitting) == _OF_EACH else np.inf
+            if least >= longest or len(others) == _MOST_TRIED:
                 break
             divided = self._first_that_fits(group)
-            if divided is not None:
-                found = sorted([*found, divided], key=lambda one: one.seconds)
-        return found
+            if divided is not None and divided.seconds < longest:
+                divided, fits = self._fitting(divided)
+                if fits:
+                    fitting = sorted([*fitting, divided], key=lambda one: one.seconds)[:_OF_EACH]
+                else:
+                    others.append(divided)
+        return fitting or others[:1]
 
     # ---- The space.
 
@@ -224,20 +230,23 @@ class StageSearch:
 
     # ---- Memory.
 
-    def _fitting(self, divided: _Divided) -> _Divided:
-        """Cuts that fit by the simulator, of a pipeline that saves more memory if need be; the last ones if none do."""
+    def _fitting(self, divided: _Divided) -> Tuple[_Divided, bool]:
+        """Cuts that fit by the simulator, of a pipeline that saves more memory if need be; the last ones if none do.
+
+        Also whether they fit, as far as the simulator says.
+        """
         while True:
             for _ in range(_ROUNDS):
                 bias = self._missing_memory(divided)
                 if bias is None:
-                    return divided
+                    return divided, True
                 following = self._divide(divided.pipeline, bias)
                 if following is None or following.starts == divided.starts:
                     break
                 divided = following._replace(others=divided.others)
             saving = self._first_that_fits(divided.others)
             if saving is None:
-                return divided
+                return divided, False
             divided = saving
 
     def _missing_memory(self, divided: _Divided) -> Optional[List[float]]:
