@@ -13,11 +13,11 @@ CPP_FILES = $(shell find csrc -name build -prune -o \( -name '*.h' -o -name '*.c
 JOBS ?= 2
 PORT ?= 8000
 
-.PHONY: help setup quickstart test test-long coverage lint bench docs docs-links docs-serve build package clean
+.PHONY: help setup quickstart test test-long coverage lint bench papers docs docs-links docs-serve build package clean
 
 help:
 	@sed -n 's/^#   //p' Makefile
-	@echo "also: make test-long coverage lint bench docs docs-links docs-serve build package clean"
+	@echo "also: make test-long coverage lint bench papers docs docs-links docs-serve build package clean"
 
 setup:
 	@$(RUN) PYTHON="$(PYTHON)" VENV="$(VENV)" $(BOOT_PYTHON) tools/set_up
@@ -45,6 +45,9 @@ lint: setup
 
 bench: setup
 	@$(RUN) $(VENV_PYTHON) benchmarks/run.py $(ARGS)
+
+papers: setup
+	@$(RUN) $(VENV_PYTHON) benchmarks/papers/run.py $(ARGS)
 
 docs: setup
 	$(VENV_PYTHON) tools/gen_config_docs.py

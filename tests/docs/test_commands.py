@@ -54,6 +54,8 @@ COMMANDS = {
     "epl-plan --machine 2x8*v100-32,eth-25 --rows 512 --search --save plan.json train.py": (
         "tests/planner/test_plan_command.py::test_searches_for_the_fastest_plan_and_saves_it"
     ),
+    "epl-plan --machine benchmarks/papers/alexnet/machine.json --rows 32 benchmarks/papers/alexnet/model.py "
+    "--dense one": ("tests/benchmarks/test_papers.py::test_epl_plan_plans_the_scripts"),
     "epl-plan --calibrate here.yaml --devices 2x1": ("tests/planner/calibration/test_calibrate.py::test_this_machine"),
     "epl-trace merge trace_step_2.json epl_profile/trace_step_2_worker_*.json": (
         "tests/profiler/test_merged_trace.py::test_the_console_script_loads_no_tensorflow"

@@ -1,0 +1,1 @@
+"""Published figures next to what the simulator predicts; see docs/papers.md."""

@@ -1,0 +1,1 @@
+"""AlexNet on two GPUs (FlexFlow)."""
