@@ -54,7 +54,7 @@ def test_a_search_is_told_with_its_candidates(init, tmp_path):  # noqa: F811
 
 
 def test_what_is_not_simulated_is_told_all_the_same(init, capsys):  # noqa: F811
-    init(2, auto__explain="text", offload__level="v0")
+    init(2, auto__explain="text", offload__level="v0", zero__level="v1")
     _train()
     assert "not simulated: " in capsys.readouterr().err
 
