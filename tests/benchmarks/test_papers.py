@@ -79,6 +79,7 @@ def test_unequal_gpus(init):  # noqa: F811
     assert 1.1 <= found.values["BERT-Large gain"] <= 1.45
     for name in ("ResNet-50", "BERT-Large"):
         assert found.values[f"{name} computing"] >= 0.95 * found.values[f"{name} bound"]
+    assert all(1.1 <= found.values[f"pipeline {count}"] <= 1.3 for count in (2, 4, 8))
     assert section_in_page("unequal_gpus") == found.section()
 
 

@@ -1,1 +1,1 @@
-"""Data parallelism on V100 and P100 together (Whale)."""
+"""V100 and P100 together (Whale)."""
