@@ -111,6 +111,28 @@ KEYS: Tuple[Key, ...] = (
         "Part of the memory of a device that a plan of the search may use.",
     ),
     Key(
+        "auto.budget",
+        IntType(minimum=0),
+        60,
+        "seconds",
+        "Time of a search for plans by blocks; it ends earlier when nothing gets better. 0: candidates alone.",
+    ),
+    Key(
+        "auto.steps",
+        IntType(minimum=0, unset=-1),
+        -1,
+        "steps",
+        "Steps of a search for plans by blocks, in place of auto.budget: the same number finds the same plan; None or "
+        "-1 when it is not set.",
+    ),
+    Key(
+        "auto.seed",
+        IntType(minimum=0),
+        0,
+        "",
+        "Seed of the random changes that a search for plans by blocks tries.",
+    ),
+    Key(
         "auto.balance",
         BalanceType("even", "speed"),
         "even",

@@ -10,6 +10,7 @@ What the script prints goes to standard error, so that standard output has the p
 import argparse
 import contextlib
 import json
+import logging
 import os
 import re
 import runpy
@@ -32,6 +33,8 @@ PLANNED = 0
 NO_PLAN = 1  # EPL refuses the script as it is
 WRONG_USAGE = 2
 SCRIPT_FAILED = 3
+
+SEARCH_LOGGER = "epl.search"  # tells what a search has found so far, at level INFO
 
 _PORT = 1  # in the names of workers; nobody listens there
 _OF_DEVICES = ("cluster.num_virtual_devices", "cluster.device_type")  # what --devices sets
@@ -96,6 +99,15 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--rows", metavar="N", type=int, help="rows of the global batch")
     parser.add_argument("--search", action="store_true", help="search for the fastest plan: auto.planner=search")
+    ends = parser.add_mutually_exclusive_group()
+    ends.add_argument(
+        "--budget", metavar="S", type=int, help="seconds of a search for plans by blocks; 0: candidates alone"
+    )
+    ends.add_argument(
+        "--steps", metavar="N", type=int, help="steps of it in place of a time, for the same plan each time"
+    )
+    parser.add_argument("--seed", metavar="N", type=int, help="seed of the random changes that it tries: 0")
+    parser.add_argument("-v", "--verbose", action="store_true", help="say each second what the search has found so far")
     parser.add_argument("--json", metavar="FILE", help="write what is told to this file")
     parser.add_argument("--html", metavar="FILE", help="write a page with pictures to this file")
     parser.add_argument("--trace", metavar="FILE", help="write a simulated step as a Chrome trace to this file")
@@ -134,6 +146,16 @@ def _settings(parser: argparse.ArgumentParser, options: argparse.Namespace) -> D
         settings["auto.rows"] = str(options.rows)
     if options.search:
         settings["auto.planner"] = "search"
+    for name in ("budget", "steps", "seed"):
+        number = getattr(options, name)
+        if number is not None and number < 0:
+            parser.error(f"--{name} {number}: expected a whole number from 0.")
+        if number is not None and not options.search:
+            parser.error(f"--{name} {number} is of a search: give --search, too, or --set auto.{name}={number}.")
+        if number is not None:
+            settings[f"auto.{name}"] = str(number)
+    if options.verbose:
+        _tell_search()
     if options.machine:
         is_file = os.path.isfile(options.machine)
         settings["auto.machine"] = os.path.abspath(options.machine) if is_file else options.machine
@@ -141,6 +163,15 @@ def _settings(parser: argparse.ArgumentParser, options: argparse.Namespace) -> D
     if options.devices:
         settings.update(zip(_OF_DEVICES, (str(_devices(parser, options.devices)[1]), "cpu")))
     return settings
+
+
+def _tell_search() -> None:
+    """Writes what the search has found so far to standard error."""
+    logger = logging.getLogger(SEARCH_LOGGER)
+    if not logger.handlers:
+        logger.addHandler(logging.StreamHandler())
+    logger.setLevel(logging.INFO)
+    logger.propagate = False
 
 
 def _devices(parser: argparse.ArgumentParser, text: str) -> Tuple[int, int]:

@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from epl.parallel.plan import strategy as strategies
 from tests.parallel.in_process import init  # noqa: F401
 from tests.planner.test_plan_command import plan  # noqa: F401
 
@@ -34,19 +35,29 @@ STRATEGIES = {
 }
 
 
+# The same model without scopes.
+OPEN = SCRIPT.format(colocate=False, first="replicate(1)", scope="if True:").replace(
+    "with epl.replicate(1):", "if True:"
+)
+
+
+def machine(bandwidth):
+    """Two devices on a link."""
+    device = {
+        "flops": {"contraction": {"float32": "8 TFLOP/s"}},
+        "bandwidth": "500 GB/s",
+        "launch_overhead": "5 us",
+    }
+    link = {"latency": "5 us", "bandwidth": bandwidth, "shared_by": 1}
+    return {"devices": {"gpu": device}, "links": {"l": link}, "nodes": [{"devices": "2*gpu", "links": ["l"]}]}
+
+
 @pytest.fixture
 def seconds(plan, tmp_path):  # noqa: F811
     """`seconds(rows, bandwidth)`: the seconds of a step by strategy."""
 
     def simulated(rows, bandwidth):
-        device = {
-            "flops": {"contraction": {"float32": "8 TFLOP/s"}},
-            "bandwidth": "500 GB/s",
-            "launch_overhead": "5 us",
-        }
-        link = {"latency": "5 us", "bandwidth": bandwidth, "shared_by": 1}
-        machine = {"devices": {"gpu": device}, "links": {"l": link}, "nodes": [{"devices": "2*gpu", "links": ["l"]}]}
-        (tmp_path / "machine.json").write_text(json.dumps(machine))
+        (tmp_path / "machine.json").write_text(json.dumps(machine(bandwidth)))
         found = {}
         for name, script in STRATEGIES.items():
             code, _, error = plan(["--machine", "machine.json", "--rows", str(rows), "--json", "p.json"], script)
@@ -69,3 +80,37 @@ def test_data_parallelism_is_as_good_on_fast_links_with_many_rows(seconds):
     found = seconds(256, "100 GB/s")
     assert found["data parallel"] <= 1.03 * min(found.values())
     assert found["data parallel"] < found["dense layers on one device"]
+
+
+@pytest.fixture
+def searched(plan, tmp_path):  # noqa: F811
+    """`searched(rows, bandwidth)`: the strategy that a search finds, and the seconds of all candidates by name."""
+
+    def search(rows, bandwidth):
+        (tmp_path / "machine.json").write_text(json.dumps(machine(bandwidth)))
+        options = ["--machine", "machine.json", "--rows", str(rows), "--search", "--steps", "20", "--json", "p.json"]
+        code, _, error = plan([*options, "--save", "s.json"], OPEN)
+        assert code == 0, error
+        told = json.loads((tmp_path / "p.json").read_text())
+        times = {one["name"]: one["seconds"] for one in told["candidates"]}
+        chosen = next(one["seconds"] for one in told["candidates"] if one["chosen"])
+        return strategies.from_json((tmp_path / "s.json").read_text()), chosen, times
+
+    return search
+
+
+@pytest.mark.parametrize("bandwidth, gain", [("10 GB/s", 1.5), ("1.2 GB/s", 5.0)])
+def test_a_search_finds_dense_layers_in_one_place_on_slow_links(searched, bandwidth, gain):
+    found, seconds, times = searched(32, bandwidth)
+    assert times["the script as it is"] >= gain * seconds
+    block = {op.name: op.block for op in found.ops}
+    by_rows = ["conv2d/Conv2D", *[f"conv2d_{number}/Conv2D" for number in range(1, 5)]]
+    assert {block[name] for name in by_rows} == {strategies.OUTSIDE}
+    assert {block[name] for name in ("dense/MatMul", "dense_1/MatMul", "dense_2/MatMul")} == {0}
+    assert [one.kind for one in found.blocks] == ["split"]
+
+
+def test_a_search_finds_data_parallelism_on_fast_links_with_many_rows(searched):
+    found, seconds, times = searched(256, "100 GB/s")
+    assert [one[:2] for one in found.blocks] == [("replicate", 1)] and not found.choices
+    assert seconds <= 1.01 * min(time for time in times.values() if time is not None)

@@ -118,6 +118,12 @@ def test_scripts_without_a_plan(plan, source, code, message):
         (["--rows", "0"], "--rows 0: expected the rows of the global batch"),
         (["--machine", "4*v100-17"], "--machine: "),
         (["--machine", "4*v100-32+2*p100-16,eth-10"], "Say how many: --devices WORKERSxDEVICES"),
+        (["--search", "--budget", "-1"], "--budget -1: expected a whole number from 0"),
+        (["--search", "--steps", "-3"], "--steps -3: expected a whole number from 0"),
+        (["--search", "--seed", "x"], "argument --seed: invalid int value: 'x'"),
+        (["--search", "--seed", "-1"], "--seed -1: expected a whole number from 0"),
+        (["--steps", "3"], "--steps 3 is of a search: give --search, too"),
+        (["--search", "--steps", "3", "--budget", "3"], "not allowed with argument"),
         (["--no-such-option"], "unrecognized arguments|no file|--no-such-option"),
     ],
 )

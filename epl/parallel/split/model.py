@@ -26,6 +26,7 @@ from epl.ir.taskgraph import PHASE_ATTR, TASKGRAPH_ATTR, Phase
 from epl.ir.view import GraphView
 from epl.ops.communicator import Communicator
 from epl.ops.communicator_groups import SubCommunicators
+from epl.parallel.costs.op_times import times_on
 from epl.parallel.plan.agreement import meet, refuse_missing_workers
 from epl.parallel.plan.communicators import processes_of, transport_between
 from epl.parallel.plan.replica_groups import ReplicaGroups
@@ -157,9 +158,10 @@ class SplitModel(ShardOwner, ReplicaGroups):
         self._region = find_region(with_readers(_marked(graph)))
         self._inside = frozenset(self._region.ops)
         device_type = cluster.device_type.lower()
-        full_inputs = _full_inputs(graph, objective)
+        full_inputs = find_full_inputs(graph, objective)
+        graph.keep_whole(sorted(full_inputs, key=lambda tensor: tensor.name))  # feeds are told, too
         self._program = Program(
-            self._region, self.ranks, device_type, fp16_scale is not None, self._ratios_of, full_inputs
+            self._region, self.ranks, times_on(device_type), fp16_scale is not None, self._ratios_of, full_inputs
         )
         inside = [y for y in objective if y in self._program.number]
         # What is differentiated outside of the split needs what leaves it.
@@ -457,14 +459,13 @@ class SplitModel(ShardOwner, ReplicaGroups):
         return any(self._graph.restored(tensor).name == output for tensor in self._of_groups)
 
 
-def _full_inputs(graph: Graph, objective: Sequence[Any]) -> Set[tf.Tensor]:
-    """What comes into the model and holds no rows of a batch. What the graph shows of that is said for feeds, too."""
+def find_full_inputs(graph: Graph, objective: Sequence[Any]) -> Set[tf.Tensor]:
+    """What comes into a model and holds no rows of a batch, by the graph and by `epl.keep_whole`."""
     view = GraphView(graph.tf_graph)
     names = [y.name for y in objective if isinstance(y, tf.Tensor)]
     found = find_dimensions(graph.tf_graph, view, names) if view.user_placeholders() else None
-    if found is not None:
-        graph.keep_whole([graph.tf_graph.get_tensor_by_name(name) for name in without_rows(found)])
-    return set(graph.whole_inputs)
+    told = [] if found is None else [graph.tf_graph.get_tensor_by_name(name) for name in without_rows(found)]
+    return set(told).union(graph.whole_inputs)
 
 
 def _marked(graph: Graph) -> List[tf.Operation]:

@@ -12,7 +12,7 @@ import tensorflow.compat.v1 as tf
 from epl.ir import op_types
 from epl.ops.compression import compressible
 from epl.parallel.costs.backward import Constant
-from epl.parallel.costs.op_times import times_on
+from epl.parallel.costs.op_times import OpTimes, times_on
 from epl.parallel.costs.shapes import TensorType
 from epl.parallel.sharding.rules import all as all_rules  # noqa: F401  (fills the registry)
 from epl.parallel.sharding.rules.registry import Choice, OpInfo, Shape, TensorInfo, choices_of
@@ -113,7 +113,7 @@ class Program:
         self,
         region: Region,
         ranks: int,
-        device_type: str = "cpu",
+        times: Optional[OpTimes] = None,
         half: bool = False,
         ratios: Ratios = lambda op: (),
         whole: Container[tf.Tensor] = (),
@@ -123,7 +123,7 @@ class Program:
         Args:
           region: of a split TaskGraph.
           ranks: devices in the group.
-          device_type: "cpu" or "gpu": whose costs apply.
+          times: of ops on a device of the group; None: on a CPU.
           half: whether all-to-alls send floats as float16.
           ratios: gives the ratios of the TaskGraph of an op.
           whole: tensors from outside that hold no rows of a batch, and are the same on all ranks.
@@ -133,7 +133,7 @@ class Program:
         self._half = half
         self._region = region
         self._inside = frozenset(region.ops)
-        self._times = times_on(device_type)
+        self._times = times or times_on("cpu")
         self._depends_on_data = Dependence(beside=whole)
         self._depends_on_variables = Dependence(holds_variable)
         self._shapes = open_shapes(region)

@@ -91,6 +91,7 @@ class SimulatedPlan(NamedTuple):
         if self.search is not None:
             lines += ["", "candidates, * the one that was taken:"]
             lines += comparison.describe(self.search.compared, self.search.chosen)
+            lines += [f"searched by blocks: {self.search.by_blocks}"] if self.search.by_blocks else []
         compared = [one for one in self.reasons if one.runner_up is not None]
         if compared:
             lines += ["", "why, and what it would cost to decide one thing otherwise:"]

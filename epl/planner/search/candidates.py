@@ -50,12 +50,18 @@ def candidates(base: Strategy, rows: int, stages_of: StagesOf) -> List[PlanCandi
     return [PlanCandidate(name, strategy) for strategy, name in found.items()]
 
 
+def is_left_alone(strategy: Strategy, key: str) -> bool:
+    """Whether the planner may decide a key."""
+    return any(one.key == key and one.origin in _LEFT_ALONE for one in strategy.settings)
+
+
 def has_scopes(strategy: Strategy) -> bool:
     """Whether the script decides the blocks: one scope of epl.replicate(1) alone leaves them to the planner."""
-    return strategy.blocks_origin == strategies.SCOPES and not _is_data_parallel(strategy)
+    return strategy.blocks_origin == strategies.SCOPES and not is_data_parallel(strategy)
 
 
-def _is_data_parallel(strategy: Strategy) -> bool:
+def is_data_parallel(strategy: Strategy) -> bool:
+    """Whether all of the model is in one epl.replicate(1)."""
     return len(strategy.blocks) == 1 and strategy.blocks[0][:3] == ("replicate", 1, 0)
 
 
@@ -64,7 +70,7 @@ def _all_blocks(base: Strategy, stages_of: StagesOf) -> Iterator[Tuple[str, Stra
     if has_scopes(base):
         yield "the scopes of the script", base
         return
-    if _is_data_parallel(base):
+    if is_data_parallel(base):
         yield "data parallel", base
     devices = base.workers * base.devices
     for count in range(2, devices + 1):
@@ -98,7 +104,7 @@ def _all_settings(stages: int, replicas: int) -> Iterator[Mapping[str, object]]:
 
 
 def with_settings(strategy: Strategy, settings: Mapping[str, object]) -> Optional[Strategy]:
-    """The strategy with settings; None if the user has set one of them to something else."""
+    """The strategy with values of keys; None if the user has set one of them to something else."""
     made = []
     for one in strategy.settings:
         value = json.dumps(settings[one.key]) if one.key in settings else one.value

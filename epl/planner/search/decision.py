@@ -24,10 +24,14 @@ from epl.planner.machine.machine import Machine
 from epl.planner.prediction.layout import decided, lay_out
 from epl.planner.prediction.prediction import predict
 from epl.planner.search import capacity, comparison
-from epl.planner.search.candidates import PlanCandidate, candidates, has_scopes, in_stages
+from epl.planner.search.block_plans import BlockPlans
+from epl.planner.search.by_blocks import search_blocks
+from epl.planner.search.candidates import PlanCandidate, candidates, has_scopes, in_stages, is_data_parallel
 from epl.planner.search.comparison import Compared, PlanOutcome
+from epl.planner.search.model_blocks import find_blocks
 from epl.planner.search.planned_model import PlannedModel, planned_model
 from epl.planner.search.speed_balance import SPEED, balanced, is_open, with_balance
+from epl.planner.search.split_choices import SplitChooser
 from epl.planner.search.stage_search import StageSearch
 from epl.utils.errors import EplError, PlanError
 
@@ -43,10 +47,12 @@ class SearchResult(NamedTuple):
     Attributes:
       compared: the candidates.
       chosen: the one that is used.
+      by_blocks: how plans by blocks were searched, in words; "" if the script leaves no blocks open.
     """
 
     compared: Tuple[Compared, ...]
     chosen: Compared
+    by_blocks: str = ""
 
     def in_order(self) -> List[Compared]:
         """Those that fit by time, then those that do not, then what cannot be simulated."""
@@ -76,10 +82,10 @@ def find_strategy(graph: Graph, ys: Any, xs: Sequence[Any]) -> Strategy:
                 'Set auto.planner to "search", which finds both.'
             )
         return balanced(model.strategy, model.costs, machine, model.rows)
-    return _searched(graph, found, model, machine)
+    return _searched(graph, found, ys, model, machine)
 
 
-def _searched(graph: Graph, found: ForwardPass, model: PlannedModel, machine: Machine) -> Strategy:
+def _searched(graph: Graph, found: ForwardPass, ys: Any, model: PlannedModel, machine: Machine) -> Strategy:
     """The fastest candidate that fits."""
     model, own = _as_it_is(graph, found, model, machine)
     are_cut = _are_cut(graph, model)
@@ -108,13 +114,21 @@ def _searched(graph: Graph, found: ForwardPass, model: PlannedModel, machine: Ma
         return outcome(strategy, model, machine)
 
     compared = comparison.compare(list(balanced_candidates()), simulate)
+    by_blocks = ""
+    if _leaves_blocks(model.strategy):
+        plans = _block_plans(graph, found, ys, model, machine, are_cut)
+        searched = search_blocks(
+            model.strategy, plans, lambda one: balanced(one, model.costs, machine, model.rows), simulate
+        )
+        compared += searched.compared
+        by_blocks = searched.told
     try:
         chosen = comparison.best(compared)
     except PlanError as error:
         if all(one.outcome is None for one in compared):
             raise
         raise PlanError(f"{error} {_enough_devices(graph, found, model, are_cut)}".rstrip()) from None
-    graph.keep(SearchResult, SearchResult(tuple(compared), chosen))
+    graph.keep(SearchResult, SearchResult(tuple(compared), chosen, by_blocks))
     logger.info("%s", "\n".join(comparison.describe(compared, chosen)))
     return chosen.candidate.strategy
 
@@ -162,6 +176,24 @@ def _cut_for_devices(
     if by_speed:
         pipelines = [one._replace(strategy=with_balance(one.strategy, SPEED)) for one in pipelines]
     return pipelines
+
+
+def _leaves_blocks(strategy: Strategy) -> bool:
+    """Whether the search may decide how each block is computed: all of them share the devices of the job."""
+    config = Env.get().config
+    wants_stages = config.is_set("pipeline.num_stages") and config.pipeline.num_stages not in (None, -1, 1)
+    return is_data_parallel(strategy) and not wants_stages and strategy.workers * strategy.devices > 1
+
+
+def _block_plans(
+    graph: Graph, found: ForwardPass, ys: Any, model: PlannedModel, machine: Machine, are_cut: bool
+) -> BlockPlans:
+    costs = model.costs.at(max(1, model.rows // machine.num_devices), machine.devices[0])
+    seconds = [forward + backward for forward, backward in zip(costs.forward, costs.backward)]
+    blocks = find_blocks(graph, found, seconds)
+    chooser = SplitChooser(graph, found, ys, machine)
+    colocates = Env.get().config.cluster.colocate_split_and_replicate
+    return BlockPlans(model.strategy, blocks, chooser, are_cut, colocates)
 
 
 def _as_it_is(

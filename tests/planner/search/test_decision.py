@@ -41,7 +41,10 @@ def _machine(tmp_path, plain):
 def test_a_search_finds_a_plan_that_trains_as_one_device(init):  # noqa: F811
     feed = np.random.RandomState(0).rand(16, 64).astype(np.float32)
     losses = []
-    for devices, config in ((1, {}), (4, {"auto__planner": "search", "auto__machine": "4*v100-16", "auto__rows": 16})):
+    for devices, config in (
+        (1, {}),
+        (4, {"auto__planner": "search", "auto__budget": 0, "auto__machine": "4*v100-16", "auto__rows": 16}),
+    ):
         init(devices, annotate=False, **config)
         tf.set_random_seed(1)
         x, loss, train = _minimize()
@@ -56,13 +59,27 @@ def test_a_search_finds_a_plan_that_trains_as_one_device(init):  # noqa: F811
 
 def test_memory_decides_where_it_is_short(init, tmp_path):  # noqa: F811
     machine = {"devices": {"tiny": {"preset": "v100-16", "memory": "36 MB"}}, "nodes": ["4*tiny"]}
-    init(4, annotate=False, auto__planner="search", auto__machine=_machine(tmp_path, machine), auto__rows=16)
+    init(
+        4,
+        annotate=False,
+        auto__planner="search",
+        auto__budget=0,
+        auto__machine=_machine(tmp_path, machine),
+        auto__rows=16,
+    )
     _minimize(width=768)
     found = Graph.get().state_of(SearchResult)
     as_it_is = next(one for one in found.compared if one.candidate.name == "the script as it is")
     assert as_it_is.outcome.lacks and found.chosen.fits
     machine["devices"]["tiny"]["memory"] = "1 MB"
-    init(4, annotate=False, auto__planner="search", auto__machine=_machine(tmp_path, machine), auto__rows=16)
+    init(
+        4,
+        annotate=False,
+        auto__planner="search",
+        auto__budget=0,
+        auto__machine=_machine(tmp_path, machine),
+        auto__rows=16,
+    )
     with pytest.raises(PlanError, match="candidates fits the memory of the devices"):
         _minimize(width=768)
 
@@ -77,7 +94,7 @@ def _trained_batches(found):
 
 
 def test_a_batch_that_is_built_in_is_read_as_often(init):  # noqa: F811
-    init(4, annotate=False, auto__planner="search", auto__machine="4*v100-16")
+    init(4, annotate=False, auto__planner="search", auto__budget=0, auto__machine="4*v100-16")
     _minimize(rows=8)
     found = Graph.get().state_of(SearchResult)
     assert _trained_batches(found) == {(1, 1), (2, 2), (4, 4)}
@@ -87,7 +104,7 @@ def test_a_batch_that_is_built_in_is_read_as_often(init):  # noqa: F811
 
 def test_a_batch_of_an_iterator_or_of_batch_norm_is_taken_as_it_is(init):  # noqa: F811
     for is_fed in (False, True):
-        init(4, annotate=False, auto__planner="search", auto__machine="4*v100-16")
+        init(4, annotate=False, auto__planner="search", auto__budget=0, auto__machine="4*v100-16")
         if is_fed:
             rows = tf.placeholder(tf.float32, [None, 8])
             rows = tf.layers.batch_normalization(rows, training=True)
@@ -101,7 +118,7 @@ def test_a_batch_of_an_iterator_or_of_batch_norm_is_taken_as_it_is(init):  # noq
 
 
 def test_as_many_runs_make_an_update(init):  # noqa: F811
-    config = {"auto__planner": "search", "auto__machine": "4*v100-16", "auto__rows": 64}
+    config = {"auto__planner": "search", "auto__budget": 0, "auto__machine": "4*v100-16", "auto__rows": 64}
     init(4, annotate=False, **config)
     _minimize()
     trained = _trained_batches(Graph.get().state_of(SearchResult))
@@ -116,12 +133,20 @@ def test_as_many_runs_make_an_update(init):  # noqa: F811
 
 @pytest.mark.parametrize("config", [{}, {"auto__auto_parallel": True, "pipeline__num_micro_batch": 4}])
 def test_a_number_of_stages_of_the_user_stays(init, config):  # noqa: F811
-    init(4, annotate=False, auto__planner="search", auto__machine="4*v100-16", pipeline__num_stages=2, **config)
+    init(
+        4,
+        annotate=False,
+        auto__planner="search",
+        auto__budget=0,
+        auto__machine="4*v100-16",
+        pipeline__num_stages=2,
+        **config,
+    )
     _minimize(rows=8 if config else None)
     trained = _trained_batches(Graph.get().state_of(SearchResult))
     assert {stages for stages, _ in trained} == {2} and (not config or trained == {(2, 4)})
     assert len(transformation.transform().plan.stages) == 2
-    init(4, annotate=False, auto__planner="search", auto__machine="4*v100-16", pipeline__num_stages=3)
+    init(4, annotate=False, auto__planner="search", auto__budget=0, auto__machine="4*v100-16", pipeline__num_stages=3)
     with pytest.raises(PlanError, match="pipeline.num_stages is 3, and no candidate of the search has as many"):
         _minimize()
 
@@ -130,7 +155,7 @@ def test_every_worker_keeps_its_part_of_the_rows(init, monkeypatch):  # noqa: F8
     hosts = ["a.invalid:1", "b.invalid:1"]
     cluster = {"cluster": {"worker": hosts}, "task": {"type": "worker", "index": 0}}
     monkeypatch.setenv("TF_CONFIG", json.dumps(cluster))
-    init(2, annotate=False, auto__planner="search", auto__machine="2x2*v100-16,eth-25", auto__rows=64)
+    init(2, annotate=False, auto__planner="search", auto__budget=0, auto__machine="2x2*v100-16,eth-25", auto__rows=64)
     x = tf.placeholder(tf.float32, [None, 64])
     hidden = x
     for _ in range(4):
@@ -148,7 +173,7 @@ def test_rows_by_speed(init, tmp_path):  # noqa: F811
     assert epl.local_rows(64) == 64
 
 
-@pytest.mark.parametrize("config", [{"auto__balance": "speed"}, {"auto__planner": "search"}])
+@pytest.mark.parametrize("config", [{"auto__balance": "speed"}, {"auto__planner": "search", "auto__budget": 0}])
 def test_a_model_that_is_built_again_is_trained_by_the_same_strategy(init, config):  # noqa: F811
     init(2, annotate=False, auto__machine="2*v100-16", **config)
     used = []
@@ -170,7 +195,7 @@ def test_rows_by_speed_of_equal_devices_are_even(init):  # noqa: F811
 
 
 def test_search_finds_rows_by_speed_too(init, tmp_path):  # noqa: F811
-    config = {"auto__planner": "search", "auto__balance": "speed", "auto__rows": 4096}
+    config = {"auto__planner": "search", "auto__budget": 0, "auto__balance": "speed", "auto__rows": 4096}
     init(2, annotate=False, auto__machine=_machine(tmp_path, UNEQUAL), **config)
     _minimize(width=2048)
     chosen = Graph.get().state_of(SearchResult).chosen.candidate.strategy
@@ -183,16 +208,24 @@ def test_what_is_asked_wrongly(init):  # noqa: F811
     init(2, annotate=False, auto__balance="speed", auto__auto_parallel=True, pipeline__num_stages=2)
     with pytest.raises(PlanError, match="the rows depend on stages that are found later"):
         _minimize()
-    init(4, annotate=False, auto__planner="search", auto__machine="2*v100-16")
+    init(4, annotate=False, auto__planner="search", auto__budget=0, auto__machine="2*v100-16")
     with pytest.raises(PlanError, match=r"room for 0 worker\(s\) of 4 device\(s\)"):
         _minimize()
-    init(4, annotate=False, auto__planner="search", auto__machine="2*v100-17")
+    init(4, annotate=False, auto__planner="search", auto__budget=0, auto__machine="2*v100-17")
     with pytest.raises(PlanError, match="v100-16"):
         _minimize()
-    init(2, annotate=False, auto__planner="search", auto__plan_file="plan.json")
+    init(2, annotate=False, auto__planner="search", auto__budget=0, auto__plan_file="plan.json")
     with pytest.raises(PlanError, match="Leave one of them out"):
         _minimize()
-    init(2, annotate=False, auto__planner="search", auto__balance="speed", auto__machine="2*v100-16", auto__rows=1)
+    init(
+        2,
+        annotate=False,
+        auto__planner="search",
+        auto__budget=0,
+        auto__balance="speed",
+        auto__machine="2*v100-16",
+        auto__rows=1,
+    )
     with pytest.raises(PlanError, match="A batch of 1 rows cannot be shared out"):
         _minimize()
 

@@ -1,0 +1,207 @@
+"""Plans that compute the blocks of a model in different ways on the same devices, and the strategies that they are.
+
+    block        0      1      2      3
+    way          rows   rows   split  split     two devices: rows of the batch on each; shards; all of it on the first
+    strategy     outside of a scope   epl.split(2)
+
+A strategy can say more than one change of the ways only in scopes that each ask for all devices, epl.replicate(2) next
+to epl.split(2), or with `cluster.colocate_split_and_replicate`. Devices of one epl.replicate(n) divide what they read,
+so that the first needs a batch that is fed.
+"""
+
+import itertools
+from typing import Dict, List, NamedTuple, Optional, Sequence, Tuple
+
+from epl.parallel.plan import strategy as strategies
+from epl.parallel.plan.strategy import OUTSIDE, Block, PlannedChoice, Strategy
+from epl.planner.search.candidates import PLANNER, with_settings
+from epl.planner.search.model_blocks import ModelBlocks
+from epl.planner.search.split_choices import FAST, SMALL, Ratios, SplitChooser
+from epl.utils.errors import PlanError
+
+
+class Way:
+    """How a block is computed."""
+
+    ROWS = "rows"  # each device its rows of the batch
+    SPLIT = "split"  # shards on the devices of a group, to be fast
+    SMALL = "small split"  # the same, with as much of the variables in shards as can be
+    FIRST = "first"  # all of it on the first device of each group
+
+
+WAYS = (Way.ROWS, Way.SPLIT, Way.SMALL, Way.FIRST)
+_WEIGHT = {Way.SPLIT: FAST, Way.SMALL: SMALL, Way.FIRST: FAST}
+
+
+class BlockPlan(NamedTuple):
+    """A plan.
+
+    Attributes:
+      ways: of each block, constants of Way.
+      group: devices of a group; without a split it means nothing.
+      checkpoint: whether activations are recomputed.
+      zero: `zero.level`.
+    """
+
+    ways: Tuple[str, ...]
+    group: int
+    checkpoint: bool = False
+    zero: str = ""
+
+    def describe(self) -> str:
+        """The plan in words."""
+        runs = []
+        for way, members in itertools.groupby(enumerate(self.ways), key=lambda one: one[1]):
+            numbers = [number for number, _ in members]
+            runs.append(f"{way} {numbers[0]}" + (f"-{numbers[-1]}" if len(numbers) > 1 else ""))
+        words = [f"blocks by {', '.join(runs)}"] if len(runs) > 1 else [f"all blocks by {self.ways[0]}"]
+        if set(self.ways) != {Way.ROWS}:
+            words.append(f"groups of {self.group}")
+        if self.zero:
+            words.append(f"ZeRO {self.zero}")
+        if self.checkpoint:
+            words.append("gradient checkpoint")
+        return ", ".join(words)
+
+
+class BlockPlans:
+    """The plans of one model on one job."""
+
+    def __init__(
+        self, base: Strategy, blocks: ModelBlocks, chooser: SplitChooser, are_cut: bool, colocates: bool
+    ) -> None:
+        """Takes a model.
+
+        Args:
+          base: the strategy of the script as it is, which is data parallel.
+          blocks: of the model.
+          chooser: of its choices.
+          are_cut: whether a plan may cut the rows of a run as it likes.
+          colocates: `cluster.colocate_split_and_replicate`.
+        """
+        self.blocks = blocks
+        self._base, self._chooser, self._are_cut, self._colocates = base, chooser, are_cut, colocates
+        self._whole: Dict[Tuple[str, int], Dict[int, str]] = {}
+        self._reasons: Dict[Tuple[str, int], PlanError] = {}
+
+    def strategy(self, plan: BlockPlan) -> Strategy:
+        """The strategy of a plan, with the choices that its ops have where the whole model is split.
+
+        Raises:
+          PlanError: no strategy says that, or the model cannot be split.
+        """
+        strategy, ratios = self._without_choices(plan)
+        choices = []
+        for place in ratios:
+            text = self._of_whole(plan.ways[self.blocks.of_op[place]], plan.group).get(place)
+            if text is not None:
+                choices.append(PlannedChoice(place, text))
+        return strategy._replace(choices=tuple(sorted(choices)))
+
+    def bare(self, plan: BlockPlan) -> Strategy:
+        """The strategy of a plan without choices, to name it where it has none."""
+        return self._without_choices(plan)[0]
+
+    def exact(self, plan: BlockPlan) -> List[Strategy]:
+        """The strategies of a plan that can be trained: with choices for exactly its split blocks, and with others.
+
+        Raises:
+          PlanError: there is none.
+        """
+        strategy, ratios = self._without_choices(plan)
+        if len(set(plan.ways)) == 1:
+            return [self.strategy(plan)]
+        given = {one.op: one.placements for one in self.strategy(plan).choices}
+        found: Dict[Strategy, None] = {}
+        reason: Optional[PlanError] = None
+        weight = min(_WEIGHT[way] for way in plan.ways if way != Way.ROWS)
+        for limit in (given, None):
+            try:
+                choices = self._chooser.choose(ratios, plan.group, weight, limit)
+            except PlanError as error:
+                reason = error
+            else:
+                found[strategy._replace(choices=choices)] = None
+        if not found and reason is not None:
+            raise reason
+        return list(found)
+
+    def _of_whole(self, way: str, group: int) -> Dict[int, str]:
+        """The choice of each op where all blocks are computed in a way."""
+        key = way, group
+        if key in self._reasons:
+            raise self._reasons[key]
+        if key not in self._whole:
+            ratios = {place: _ratios(way, group) for place in range(len(self._base.ops))}
+            try:
+                found = self._chooser.choose(ratios, group, _WEIGHT[way])
+            except PlanError as error:
+                self._reasons[key] = error
+                raise
+            self._whole[key] = {one.op: one.placements for one in found}
+        return self._whole[key]
+
+    def _without_choices(self, plan: BlockPlan) -> Tuple[Strategy, Dict[int, Ratios]]:
+        """The strategy without choices, and the ratios of the ops that are in splits."""
+        settings: Dict[str, object] = {}
+        if plan.checkpoint:
+            settings["gradient_checkpoint.type"] = "auto"
+        if plan.zero:
+            settings["zero.level"] = plan.zero
+        base = with_settings(self._base, settings)
+        assert base is not None  # the space of a search has no other values of keys that the user has set
+        if set(plan.ways) == {Way.ROWS}:
+            return base, {}
+        ratios = {
+            place: _ratios(plan.ways[block], plan.group)
+            for place, block in enumerate(self.blocks.of_op)
+            if plan.ways[block] != Way.ROWS
+        }
+        scopes, of_block = self._scopes(plan)
+        names: List[List[str]] = [[] for _ in scopes]
+        ops = []
+        for op, block in zip(base.ops, self.blocks.of_op):
+            ops.append(op._replace(block=of_block[block]))
+            if of_block[block] != OUTSIDE:
+                names[of_block[block]].append(op.name)
+        blocks = tuple(one._replace(scopes=strategies.scopes_of(own)) for one, own in zip(scopes, names))
+        return base._replace(blocks_origin=PLANNER, blocks=blocks, ops=tuple(ops)), ratios
+
+    def _scopes(self, plan: BlockPlan) -> Tuple[List[Block], List[int]]:
+        """The blocks of the strategy, and that of each block of the model.
+
+        Raises:
+          PlanError: no strategy says that.
+        """
+        runs = [
+            (cut, len(list(members)))
+            for cut, members in itertools.groupby(None if way == Way.ROWS else _ratios(way, plan.group)
+                                                  for way in plan.ways)
+        ]  # fmt: skip
+        if len(runs) <= 2 and runs[-1][0] is not None and (len(runs) == 1 or runs[0][0] is None):
+            before = runs[0][1] if len(runs) == 2 else 0
+            block = Block("split", plan.group, 0, runs[-1][0], ())
+            return [block], [OUTSIDE] * before + [0] * (len(plan.ways) - before)
+        devices = self._base.workers * self._base.devices
+        if not self._colocates and (plan.group != devices or not self._are_cut):
+            raise PlanError(
+                f"{len(runs)} scopes would share devices. They do so if all are over all devices of the job and the "
+                "batch is fed, or with cluster.colocate_split_and_replicate."
+            )
+        scopes, of_block = [], []
+        for number, (cut, count) in enumerate(runs):
+            if cut is None:
+                scopes.append(Block("replicate", 1 if self._colocates else devices, 0, (), ()))
+            else:
+                scopes.append(Block("split", plan.group, 0, cut, ()))
+            of_block += [number] * count
+        return scopes, of_block
+
+
+def group_sizes(base: Strategy) -> Sequence[int]:
+    """The numbers of devices that groups may have: those of a worker, and all of the job."""
+    return sorted({base.devices, base.workers * base.devices} - {1})
+
+
+def _ratios(way: str, group: int) -> Ratios:
+    return (1,) + (0,) * (group - 1) if way == Way.FIRST else ()

@@ -1,0 +1,253 @@
+"""Looks for plans by blocks that are faster than all candidates: Markov chain Monte Carlo in FlexFlow's manner.
+
+    the best candidates -> rounds from each of them in turn -> the best plans of all rounds
+    a step              a change or two: the way of a block, of neighbours, of all equal blocks; group, checkpoint, ZeRO
+                        taken if it is faster, else with the probability exp(-b * difference)
+
+Memory is a constraint: a plan that fits is never left for one that does not, and one that does not only for one that
+lacks less. Each plan is simulated once. With the same seed and number of steps the same plan is found.
+
+Source: Jia, Zaharia, Aiken, Beyond Data and Model Parallelism for Deep Neural Networks, MLSys 2019, section 6.
+"""
+
+import math
+import random
+import time
+from typing import Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
+
+from epl.planner.search.block_plans import WAYS, BlockPlan, Way
+from epl.planner.search.comparison import PlanOutcome
+from epl.utils.errors import EplError
+
+_COOL = 20.0  # b: a plan that is slower by a twentieth of the best is taken with the probability 1 / e
+_ZERO = ("", "v0", "v1")  # levels that go together with splits
+_STARTS = 4  # candidates from which rounds begin
+_LEAST_ROUND, _OF_BLOCK = 40, 4  # steps of a round: at least, and for each block
+_TWICE = 0.3  # part of the steps that make two changes
+_PATIENCE = 5  # rounds without a better plan, after which the search ends
+_CLEARLY = 1e-3  # part of the time by which a plan is better that makes the search go on
+_TOLD = 1.0  # seconds between two messages
+
+
+class SearchLimits(NamedTuple):
+    """When a search ends, at the latest.
+
+    Attributes:
+      seconds: of time; it begins no step after that.
+      steps: the number of steps; None: as many as the time allows.
+      seed: of the random numbers.
+    """
+
+    seconds: float
+    steps: Optional[int]
+    seed: int
+
+
+class SearchSpace(NamedTuple):
+    """What a plan may choose.
+
+    Attributes:
+      classes: of the blocks; equal blocks have equal ones.
+      groups: sizes of groups.
+      ways, checkpoint, zero: values; a key that the user has set has one.
+    """
+
+    classes: Tuple[int, ...]
+    groups: Tuple[int, ...]
+    ways: Tuple[str, ...] = WAYS
+    checkpoint: Tuple[bool, ...] = (False, True)
+    zero: Tuple[str, ...] = _ZERO
+
+    @property
+    def size(self) -> float:
+        """How many plans there are, at most."""
+        settings = len(self.checkpoint) * len(self.zero)
+        split = (
+            len(self.ways) ** len(self.classes) - 1 if Way.ROWS in self.ways else len(self.ways) ** len(self.classes)
+        )
+        return float(settings * (len(self.groups) * split + 1))
+
+
+class Found(NamedTuple):
+    """A plan with its outcome."""
+
+    plan: BlockPlan
+    outcome: PlanOutcome
+
+
+# Seconds of a plan, and what it lacks.
+Evaluate = Callable[[BlockPlan], PlanOutcome]
+
+
+class BlockSearch:
+    """One search.
+
+    Attributes:
+      steps: that were made.
+      ended: why the search ended, in words.
+    """
+
+    def __init__(
+        self, space: SearchSpace, evaluate: Evaluate, limits: SearchLimits, tell: Callable[[str], None] = lambda _: None
+    ) -> None:
+        """Takes what a plan may choose, and what a plan costs.
+
+        Args:
+          space: the plans.
+          evaluate: simulates a plan; an EplError: it cannot be.
+          limits: when the search ends.
+          tell: is told the best so far, at most once a second.
+        """
+        self._space, self._evaluate, self._limits, self._tell = space, evaluate, limits, tell
+        self._random = random.Random(limits.seed)
+        self._known: Dict[BlockPlan, Optional[PlanOutcome]] = {}
+        self._best: Optional[Found] = None
+        self._end = time.monotonic() + limits.seconds
+        self._told = time.monotonic()
+        self._improved = 0  # step of the last better plan
+        self.steps = 0
+        self.ended = ""
+
+    def look(self, plan: BlockPlan) -> Optional[PlanOutcome]:
+        """The outcome of a plan; None if it cannot be simulated."""
+        if plan not in self._known:
+            try:
+                self._known[plan] = self._evaluate(plan)
+            except EplError:
+                self._known[plan] = None
+            outcome = self._known[plan]
+            if outcome is not None and (self._best is None or _rank(outcome) < _rank(self._best.outcome)):
+                if self._best is None or _is_clearly_better(outcome, self._best.outcome):
+                    self._improved = self.steps
+                self._best = Found(plan, outcome)
+            self._tell_best()
+        return self._known[plan]
+
+    @property
+    def looked_at(self) -> int:
+        """The number of different plans that were simulated, or refused."""
+        return len(self._known)
+
+    def run(self, candidates: Sequence[BlockPlan], starts: Sequence[BlockPlan] = (), may_stop: bool = False) -> None:
+        """Looks for better plans.
+
+        Args:
+          candidates: plans that are looked at in any case.
+          starts: plans that are looked at as long as there is time, as is the walk.
+          may_stop: whether Ctrl-C ends the search alone, with the best plan so far.
+        """
+        try:
+            for plan in candidates:
+                self.look(plan)
+            for plan in starts:
+                if not self._is_late():
+                    self.look(plan)
+            self._walk()
+        except KeyboardInterrupt:
+            if not may_stop:
+                raise
+            self.ended = "Ctrl-C"
+
+    def best(self, count: int) -> List[Found]:
+        """The best plans, the best first; of plans that do not fit, those that lack least."""
+        found = [Found(plan, outcome) for plan, outcome in self._known.items() if outcome is not None]
+        return sorted(found, key=lambda one: (_rank(one.outcome), one.plan))[:count]
+
+    def _walk(self) -> None:
+        """The rounds."""
+        round_steps = max(_LEAST_ROUND, _OF_BLOCK * len(self._space.classes))
+        number = 0
+        while not self._is_over(round_steps):
+            starts = self.best(_STARTS)
+            if not starts:
+                self.ended = "no plan can be simulated"
+                return
+            here = starts[number % len(starts)]
+            number += 1
+            for _ in range(round_steps):
+                if self._is_over(round_steps):
+                    return
+                self.steps += 1
+                here = self._step(here)
+
+    def _step(self, here: Found) -> Found:
+        plan = self._changed(here.plan)
+        if self._random.random() < _TWICE:  # where memory is short, one block must give what another takes
+            plan = self._changed(plan)
+        outcome = self.look(plan)
+        if outcome is None:
+            return here
+        before, after = _rank(here.outcome), _rank(outcome)
+        if after <= before:
+            return Found(plan, outcome)
+        if after[0] > before[0]:  # it lacks more
+            return here
+        assert self._best is not None
+        difference = (after[1] - before[1]) / max(self._best.outcome.seconds, 1e-12)
+        return Found(plan, outcome) if self._random.random() < math.exp(-_COOL * difference) else here
+
+    def _changed(self, plan: BlockPlan) -> BlockPlan:
+        """A plan with one change."""
+        space, draw = self._space, self._random
+        kind = draw.random()
+        if kind < 0.1 and len(space.checkpoint) > 1:
+            return plan._replace(checkpoint=not plan.checkpoint)
+        if kind < 0.2 and len(space.zero) > 1:
+            return plan._replace(zero=draw.choice([one for one in space.zero if one != plan.zero]))
+        if kind < 0.3 and len(space.groups) > 1:
+            return self._canonical(plan._replace(group=draw.choice([one for one in space.groups if one != plan.group])))
+        count = len(plan.ways)
+        begin = draw.randrange(count)
+        if kind < 0.6:
+            members = {begin}
+        elif kind < 0.8:  # neighbours
+            members = set(range(begin, draw.randrange(begin, count) + 1))
+        else:
+            members = {at for at in range(count) if space.classes[at] == space.classes[begin]}
+        ways = [one for one in space.ways if one != plan.ways[begin]]
+        if not ways:
+            return plan
+        way = draw.choice(ways)
+        return self._canonical(
+            plan._replace(ways=tuple(way if at in members else one for at, one in enumerate(plan.ways)))
+        )
+
+    def _canonical(self, plan: BlockPlan) -> BlockPlan:
+        """The plan; without a split, its group is the first: it means nothing."""
+        return plan._replace(group=self._space.groups[0]) if set(plan.ways) == {Way.ROWS} else plan
+
+    def _is_late(self) -> bool:
+        return self._limits.steps is None and time.monotonic() >= self._end
+
+    def _is_over(self, round_steps: int) -> bool:
+        limits = self._limits
+        if limits.steps is not None and self.steps >= limits.steps:
+            self.ended = f"{limits.steps} steps"
+        elif self._is_late():
+            self.ended = f"{limits.seconds:g} s"
+        elif len(self._known) >= self._space.size:
+            self.ended = "all plans were looked at"
+        elif limits.steps is None and self.steps - self._improved > _PATIENCE * round_steps:
+            self.ended = f"nothing better in {self.steps - self._improved} steps"
+        return bool(self.ended)
+
+    def _tell_best(self) -> None:
+        now = time.monotonic()
+        if self._best is not None and now - self._told >= _TOLD:
+            self._told = now
+            found = self._best
+            lacks = "" if not found.outcome.lacks else ", which does not fit"
+            self._tell(
+                f"search: {len(self._known)} plans by blocks, {self.steps} steps; the best so far takes "
+                f"{found.outcome.seconds * 1e3:.6g} ms{lacks}: {found.plan.describe()}"
+            )
+
+
+def _rank(outcome: PlanOutcome) -> Tuple[float, float]:
+    """Smaller is better: what does not fit comes after what does."""
+    return sum(size for _, size in outcome.lacks), outcome.seconds
+
+
+def _is_clearly_better(outcome: PlanOutcome, other: PlanOutcome) -> bool:
+    lacking, seconds = _rank(outcome)
+    return lacking < _rank(other)[0] or seconds < (1.0 - _CLEARLY) * other.seconds

@@ -1,0 +1,108 @@
+"""Searches plans by blocks of a model that the script leaves open: uniform split, two ways, and what a walk finds.
+
+    uniform split          all blocks in shards, in groups of the devices of a worker, or of all
+    two ways               the last blocks split, or on one device; those before them by rows
+    BlockSearch            any way for each block
+
+They are compared by choices that are found once, where the whole model is split. What is taken has choices of its own.
+"""
+
+import logging
+from typing import Callable, List, NamedTuple, Tuple
+
+from epl.env import Env
+from epl.parallel.plan.strategy import Strategy
+from epl.parallel.strategy import record
+from epl.planner.search import comparison
+from epl.planner.search.block_plans import BlockPlan, BlockPlans, Way, group_sizes
+from epl.planner.search.block_search import BlockSearch, SearchLimits, SearchSpace
+from epl.planner.search.candidates import PlanCandidate, is_left_alone
+from epl.planner.search.comparison import Compared, PlanOutcome
+from epl.utils.errors import EplError
+
+logger = logging.getLogger("epl.search")
+
+_TAKEN = 3  # of the best plans, of which the first that can be trained is compared with the candidates
+_LAST = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48)  # blocks that are computed in another way than those before them
+
+
+class BlockResult(NamedTuple):
+    """What a search by blocks has found.
+
+    Attributes:
+      compared: plans, to be compared with the candidates.
+      told: how it was searched, in words.
+    """
+
+    compared: Tuple[Compared, ...]
+    told: str
+
+
+def search_blocks(
+    base: Strategy,
+    plans: BlockPlans,
+    balance: Callable[[Strategy], Strategy],
+    simulate: Callable[[Strategy], PlanOutcome],
+) -> BlockResult:
+    """The uniform splits, and the best plans by blocks.
+
+    Args:
+      base: the strategy of the script as it is, which leaves the blocks open.
+      plans: of the model.
+      balance: the strategy with the rows of replicas decided.
+      simulate: what the simulator says of a strategy; it refuses what cannot be trained.
+    """
+    auto = Env.get().config.auto
+    limits = SearchLimits(auto.budget, None if auto.steps < 0 else auto.steps, auto.seed)
+    space = SearchSpace(
+        classes=plans.blocks.classes,
+        groups=tuple(group_sizes(base)),
+        checkpoint=(False, True) if is_left_alone(base, "gradient_checkpoint.type") else (False,),
+        zero=("", "v0", "v1") if is_left_alone(base, "zero.level") else ("",),
+    )
+    search = BlockSearch(
+        space, lambda plan: simulate(balance(plans.strategy(plan))), limits, lambda text: logger.info("%s", text)
+    )
+    uniform, *others = [_uniform(space, group) for group in space.groups]
+    starts = [*_two_ways(space), *[plan for plans_of_group in others for plan in plans_of_group]]
+    search.run(uniform, starts, may_stop=record.is_recording())
+    compared = [_compared(f"uniform split: {plan.describe()}", plan, plans, balance, simulate) for plan in uniform]
+    for one in search.best(_TAKEN):
+        if set(one.plan.ways) != {Way.ROWS} and one.plan not in uniform:
+            compared.append(_compared(one.plan.describe(), one.plan, plans, balance, simulate))
+            if compared[-1].fits:
+                break
+    told = f"{len(space.classes)} blocks: {search.looked_at} plans in {search.steps} steps, until {search.ended}"
+    logger.info("search: %s", told)
+    return BlockResult(tuple(compared), told)
+
+
+def _uniform(space: SearchSpace, group: int) -> List[BlockPlan]:
+    return [BlockPlan((way,) * len(space.classes), group) for way in (Way.SPLIT, Way.SMALL)]
+
+
+def _two_ways(space: SearchSpace) -> List[BlockPlan]:
+    """Plans whose last blocks are computed in another way; those for which no other choices are needed come first."""
+    count = len(space.classes)
+    found = []
+    for group in space.groups:
+        for ways in ((Way.SPLIT, Way.SMALL), (Way.FIRST,)):
+            for last in [one for one in _LAST if one < count]:
+                found += [BlockPlan((Way.ROWS,) * (count - last) + (way,) * last, group) for way in ways]
+    return found
+
+
+def _compared(
+    name: str,
+    plan: BlockPlan,
+    plans: BlockPlans,
+    balance: Callable[[Strategy], Strategy],
+    simulate: Callable[[Strategy], PlanOutcome],
+) -> Compared:
+    """The best strategy of a plan that can be trained."""
+    try:
+        strategies = [balance(one) for one in plans.exact(plan)]
+    except EplError as error:
+        return Compared(PlanCandidate(name, plans.bare(plan)), None, str(error))
+    found = comparison.compare([PlanCandidate(name, one) for one in strategies], simulate)
+    return comparison.in_order(found)[0]

@@ -1,0 +1,109 @@
+"""How the ops of a part of a model would be computed on shards, found before the model is annotated.
+
+    ops of the part -> region -> unsplit program -> the search of epl/parallel/split, with the links and the device of
+    the machine in place of those that it assumes when a script is split by hand
+
+The graph is read alone. What is found is a part of a strategy, whose choices the lowering of a split follows.
+"""
+
+from typing import Any, Dict, FrozenSet, List, Mapping, Optional, Sequence, Tuple
+
+import tensorflow.compat.v1 as tf
+
+from epl.env import Env
+from epl.ir.graph import Graph
+from epl.parallel.costs.op_times import OpTimes
+from epl.parallel.plan.strategy import PlannedChoice, SplitChoices
+from epl.parallel.split import report
+from epl.parallel.split.given_choices import choice_of, of_strategy
+from epl.parallel.split.model import find_full_inputs
+from epl.parallel.split.program import Program
+from epl.parallel.split.readers import with_readers
+from epl.parallel.split.region import find_region
+from epl.parallel.split.resharding_paths import Link
+from epl.parallel.split.search import FULL_VARIABLE, Limits, search
+from epl.parallel.strategy.record import ForwardPass
+from epl.planner.machine.collective_costs import CollectiveCosts
+from epl.planner.machine.machine import Machine
+
+# How many moved bytes a byte of a variable counts as that each rank has in full: its gradient is all-reduced, or it is
+# to be cut for the memory that it takes, as where a script is split by hand.
+FAST, SMALL = 2.0, FULL_VARIABLE
+
+_PROBE = 64e6  # bytes of a collective whose time tells the bandwidth
+_MOST_PROGRAMS = 8  # that are kept
+
+Ratios = Tuple[int, ...]
+
+
+class SplitChooser:
+    """Finds choices for parts of one model on one machine; it keeps the programs that it has read."""
+
+    def __init__(self, graph: Graph, found: ForwardPass, ys: Any, machine: Machine) -> None:
+        """Takes a model that is about to be differentiated.
+
+        Args:
+          graph: the model.
+          found: its forward pass.
+          ys: its objective.
+          machine: of the job.
+        """
+        self._graph, self._found, self._machine = graph, found, machine
+        self._objective = tf.nest.flatten(ys)
+        self._full_inputs = find_full_inputs(graph, self._objective)
+        self._links = CollectiveCosts(machine)
+        self._place = {op.name: place for place, op in enumerate(found.ops)}
+        self._programs: Dict[Tuple[FrozenSet[Tuple[int, Ratios]], int], Program] = {}
+
+    def choose(
+        self, ratios: Mapping[int, Ratios], ranks: int, full_variable: float, given: Optional[Mapping[int, str]] = None
+    ) -> Tuple[PlannedChoice, ...]:
+        """The choices that cost least.
+
+        Args:
+          ratios: for each op of the part, by its place in the forward pass, the ratios in which it is cut; () for
+            equal shards.
+          ranks: of a group.
+          full_variable: FAST, SMALL, or another weight of variables that stay whole.
+          given: choices that are decided, by place, ops without one computed in full; None: all are open.
+
+        Raises:
+          PlanError: the part cannot be split, or not so.
+        """
+        program = self._program(ratios, ranks)
+        limits: Optional[Limits] = None
+        if given is not None:
+            texts = {op.name: given.get(place, "") for place, op in enumerate(self._found.ops)}
+            limits = of_strategy(program, SplitChoices(texts))
+        decision = search(program, self._link(ranks), full_variable, limits=limits)
+        report.refuse_full_variables(program, decision)
+        made = []
+        for step, choice in zip(program.steps, decision.choices):
+            if choice >= 0 and step.op.name in self._place:
+                made.append(PlannedChoice(self._place[step.op.name], choice_of(step, choice).text()))
+        return tuple(sorted(made))
+
+    def _program(self, ratios: Mapping[int, Ratios], ranks: int) -> Program:
+        key = frozenset(ratios.items()), ranks
+        if key not in self._programs:
+            ops: Dict[tf.Operation, Ratios] = {
+                self._graph.tf_graph.get_operation_by_name(self._found.ops[place].name): own
+                for place, own in ratios.items()
+            }
+            region = find_region(with_readers(ops))
+            half = Env.get().config.communication.fp16
+            times = OpTimes(self._machine.devices[0])
+            program = Program(region, ranks, times, half, ops.get, self._full_inputs)
+            inside: List[tf.Tensor] = [y for y in self._objective if y in program.number]
+            program.train(inside if len(inside) == len(self._objective) else inside + list(region.outputs))
+            while len(self._programs) >= _MOST_PROGRAMS:
+                del self._programs[next(iter(self._programs))]
+            self._programs[key] = program
+        return self._programs[key]
+
+    def _link(self, ranks: int) -> Link:
+        """The connection between the first `ranks` devices, as the search of a split sees it."""
+        devices: Sequence[int] = range(ranks)
+        latency = self._links.cost("all-gather", devices, 1.0).seconds
+        seconds = self._links.cost("all-gather", devices, _PROBE).seconds - latency
+        return Link(latency, (ranks - 1) / ranks * _PROBE / seconds)

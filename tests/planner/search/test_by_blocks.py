@@ -1,0 +1,192 @@
+"""Plans by blocks of models in a graph: which ones a search looks at, and which it leaves out."""
+
+import json
+
+import numpy as np
+import pytest
+import tensorflow.compat.v1 as tf
+
+import epl
+from epl.ir.graph import Graph
+from epl.parallel.plan import plan as plans
+from epl.parallel.plan import strategy as strategies
+from epl.parallel.plan.sections import SplitSection
+from epl.parallel.strategy import record
+from epl.planner.search import by_blocks, decision
+from epl.planner.search.block_plans import BlockPlan, Way
+from epl.planner.search.decision import SearchResult
+from epl.planner.search.model_blocks import find_blocks, joined
+from epl.utils.errors import PlanError
+from tests.parallel.in_process import init, rewritten  # noqa: F401
+
+SLOW_LINK = {
+    "devices": {"gpu": {"preset": "v100-16"}},
+    "links": {"l": {"latency": "5 us", "bandwidth": "1 GB/s", "shared_by": 1}},
+    "nodes": [{"devices": "2*gpu", "links": ["l"]}],
+}
+SEARCH = {"auto__planner": "search", "auto__steps": 0, "auto__rows": 32}
+
+
+@pytest.fixture
+def machine(tmp_path):
+    path = tmp_path / "machine.json"
+    path.write_text(json.dumps(SLOW_LINK))
+    return str(path)
+
+
+def minimize(width=2048, rows=None, optimizer=None):
+    """A convolution, and two wide layers whose gradients are dear to send."""
+    x = tf.placeholder(tf.float32, [rows, 16, 16, 3], "x")
+    hidden = tf.layers.conv2d(x, 8, 3, 2, "same", activation=tf.nn.relu, name="conv")
+    hidden = tf.reshape(hidden, [-1, 8 * 8 * 8])
+    hidden = tf.layers.dense(hidden, width, tf.nn.relu, name="wide")
+    loss = tf.reduce_mean(tf.square(tf.layers.dense(hidden, width, name="last")))
+    return x, loss, (optimizer or tf.train.GradientDescentOptimizer(0.1)).minimize(loss)
+
+
+def result():
+    return Graph.get().state_of(SearchResult)
+
+
+def test_wide_layers_are_split_on_slow_links(init, machine):  # noqa: F811
+    init(2, annotate=False, auto__machine=machine, **SEARCH)
+    minimize()
+    found = result()
+    chosen = found.chosen.candidate.strategy
+    assert [(block.kind, block.devices) for block in chosen.blocks] == [("split", 2)]
+    in_split = {op.name.split("/")[0] for op in chosen.ops if op.block == 0}
+    assert {"wide", "last"} <= in_split and "conv" not in in_split and chosen.choices
+    as_it_is = next(one for one in found.compared if one.candidate.name == "the script as it is")
+    assert as_it_is.outcome.seconds > 2 * found.chosen.outcome.seconds
+    assert strategies.from_json(strategies.to_json(chosen)) == chosen
+    assert found.by_blocks == "3 blocks: 8 plans in 0 steps, until 0 steps"
+    section = plans.section(rewritten().plan, SplitSection)
+    assert {one.variable for one in section.variables if one.sizes} >= {"wide/kernel", "last/kernel"}
+
+
+def test_uniform_split_is_always_a_candidate(init, machine):  # noqa: F811
+    init(2, annotate=False, auto__machine=machine, auto__budget=0, **{**SEARCH, "auto__steps": -1})
+    minimize(width=64)
+    names = [one.candidate.name for one in result().compared if one.outcome]
+    assert [name for name in names if name.startswith("uniform split")] == [
+        "uniform split: all blocks by split, groups of 2", "uniform split: all blocks by small split, groups of 2"
+    ]  # fmt: skip
+
+
+def test_the_same_seed_and_steps_save_the_same_bytes(init, machine):  # noqa: F811
+    saved = []
+    for seed in (0, 0):
+        init(2, annotate=False, auto__machine=machine, auto__seed=seed, **{**SEARCH, "auto__steps": 30})
+        with record.recording():
+            minimize()
+            rewritten()
+            saved.append(strategies.to_json(record.strategy_of(Graph.get())))
+    assert saved[0] == saved[1]
+
+
+@pytest.mark.parametrize(
+    "devices, config",
+    [(1, {}), (2, {"pipeline__num_stages": 2}), (2, {"scope": True})],
+    ids=["one", "stages", "scopes"],
+)
+def test_nothing_is_searched_where_nothing_is_open(init, machine, monkeypatch, devices, config):  # noqa: F811
+    monkeypatch.setattr(decision, "search_blocks", lambda *args: pytest.fail("searched"))
+    scope = config.pop("scope", False)
+    init(devices, annotate=False, auto__machine=machine, **SEARCH, **config)
+    if scope:
+        epl.set_default_strategy(epl.replicate(2))
+    minimize(width=64)
+    assert result().by_blocks == ""
+
+
+def test_keys_of_the_user_stay(init, machine):  # noqa: F811
+    config = {**SEARCH, "auto__steps": 60}
+    init(2, annotate=False, auto__machine=machine, zero__level="v1", gradient_checkpoint__type="", **config)
+    minimize()
+    for one in result().compared:
+        values = {setting.key: json.loads(setting.value) for setting in one.candidate.strategy.settings}
+        assert values["zero.level"] == "v1" and values["gradient_checkpoint.type"] == ""
+
+
+def plan_only(monkeypatch, ways, **plan):
+    """The search takes this plan, whatever it costs."""
+
+    def search(base, plans, balance, simulate):
+        found = by_blocks._compared("the plan", BlockPlan(ways, 2, **plan), plans, balance, simulate)
+        assert found.outcome is not None, found.refusal
+        return by_blocks.BlockResult((found._replace(outcome=found.outcome._replace(seconds=1e-12)),), "")
+
+    monkeypatch.setattr(decision, "search_blocks", search)
+
+
+R, S, M, F = Way.ROWS, Way.SPLIT, Way.SMALL, Way.FIRST
+
+
+@pytest.mark.parametrize(
+    "ways, plan",
+    [
+        ((R, S, S), {}),
+        ((S, S, M), {"zero": "v1"}),
+        ((R, F, F), {"checkpoint": True}),
+        ((F, F, F), {}),
+        ((S, R, F), {"zero": "v0"}),
+        ((R, F, S), {"checkpoint": True, "zero": "v1"}),
+    ],
+)
+def test_every_kind_of_plan_trains_as_one_device(init, machine, monkeypatch, ways, plan):  # noqa: F811
+    feed = np.random.RandomState(0).rand(8, 16, 16, 3).astype(np.float32)
+    losses = []
+    for devices in (1, 2):
+        init(devices, annotate=False, **({"auto__machine": machine, **SEARCH} if devices > 1 else {}))
+        plan_only(monkeypatch, ways, **plan)
+        tf.set_random_seed(1)
+        x, loss, train = minimize(width=32)
+        with tf.Session() as session:
+            session.run(tf.global_variables_initializer())
+            losses.append([session.run([loss, train], {x: feed})[0] for _ in range(4)])
+    assert result().chosen.candidate.name == "the plan"
+    assert losses[0][-1] < 0.9 * losses[0][0] and losses[1] == pytest.approx(losses[0], rel=1e-5)
+
+
+def test_a_batch_that_is_not_fed_is_not_divided(init, machine, monkeypatch):  # noqa: F811
+    made = []
+
+    def keep(base, plans, balance, simulate):
+        made.append(plans)
+        return by_blocks.BlockResult((), "")
+
+    monkeypatch.setattr(decision, "search_blocks", keep)
+    for colocates in (False, True):
+        init(
+            2, annotate=False, auto__machine=machine, auto__planner="search",
+            cluster__colocate_split_and_replicate=colocates,
+        )  # fmt: skip
+        minimize(width=32, rows=8)
+    assert made[0].strategy(BlockPlan((R, S, S), 2)).blocks[0].kind == "split"
+    with pytest.raises(PlanError, match="3 scopes would share devices. They do so if all are"):
+        made[0].strategy(BlockPlan((S, R, S), 2))
+    strategy = made[1].strategy(BlockPlan((S, R, S), 2))
+    assert [(one.kind, one.devices) for one in strategy.blocks] == [("split", 2), ("replicate", 1), ("split", 2)]
+
+
+def test_blocks_begin_with_layers_and_equal_ones_are_a_class(init):  # noqa: F811
+    init(2, annotate=False)
+    x = tf.placeholder(tf.float32, [None, 8])
+    for number in range(4):
+        x = tf.layers.dense(x, 8, tf.nn.relu, name=f"layer{number}")
+    loss = tf.reduce_mean(x) + tf.add_n([tf.nn.l2_loss(one) for one in tf.trainable_variables()])
+    graph = Graph.get(may_create=True)
+    found = record.forward_pass(graph, loss, tf.trainable_variables())
+    blocks = find_blocks(graph, found, [1.0] * len(found.ops))
+    of_name = {op.name: block for op, block in zip(found.ops, blocks.of_op)}
+    assert len(blocks) == 4
+    for number in range(4):
+        assert of_name[f"layer{number}/MatMul"] == of_name[f"layer{number}/kernel"] == number
+    assert blocks.classes[1] == blocks.classes[2] and len(set(blocks.classes)) == 3
+
+
+def test_many_blocks_are_joined_by_their_time():
+    ops = [strategies.ForwardOp(str(at), "MatMul", (), ("float32[?,4]",), 0) for at in range(100)]
+    blocks = joined(range(100), ops, [1.0] * 50 + [3.0] * 50, 8)
+    assert len(blocks) == 8 and list(blocks.of_op) == sorted(blocks.of_op)
+    assert blocks.of_op.count(0) > 2 * blocks.of_op.count(7)
