@@ -115,7 +115,8 @@ KEYS: Tuple[Key, ...] = (
         IntType(minimum=0),
         60,
         "seconds",
-        "Time of a search for plans by blocks; it ends earlier when nothing gets better. 0: candidates alone.",
+        "Time of a search: candidates are simulated in any case, and plans by blocks in what is left of it. It ends "
+        "earlier when nothing gets better. 0: candidates alone.",
     ),
     Key(
         "auto.steps",

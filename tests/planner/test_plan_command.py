@@ -347,7 +347,7 @@ def test_a_plan_that_does_not_fit_is_none(plan, tmp_path):
     assert "of memory. No number of such devices up to 512 would do. Other decisions may: auto.planner" in error
     code, _, error = plan(["--machine", "m.json", "--search"])
     assert code == 1 and "candidates fits the memory of the devices" in error
-    assert "or devices with more memory. No number of such devices up to 512 would do." in error
+    assert "or devices with more memory. By rows or in stages, no number of such devices up to 512 would do." in error
 
 
 def test_what_cannot_be_simulated_is_planned_all_the_same(plan):

@@ -128,6 +128,9 @@ class StepLowering:
         self._temporary: Dict[Tuple[int, str, Tuple[Piece, ...]], List[int]] = {}
         self._again: Dict[Tuple[int, int, int], Tuple[float, int]] = {}  # segment -> seconds and temporary memory
         self._messages: Dict[Tuple[int, Tuple[int, int]], _Message] = {}
+        self._exchanges: Dict[Tuple[bool, int], List[Tuple[int, SplitExchange]]] = {}  # by pass and op
+        for at, exchange in enumerate(() if split is None else split.exchanges):
+            self._exchanges.setdefault((exchange.is_backward, exchange.at), []).append((at, exchange))
 
     def run(self) -> LoweredStep:
         """Adds all ops of the step; its program."""
@@ -492,14 +495,10 @@ class StepLowering:
         self, number: int, stage: int, position: int, micro_batch: int, is_backward: bool
     ) -> List[Tuple[Buffer, SplitExchange]]:
         """The exchanges of a split at a position, one after the other; the next pass waits for them."""
-        if self._split is None:
-            return []
         device, one = self._device(number, stage), self._classes[number]
         ops = self._plans.cuts[stage].ops
         found = []
-        for at, exchange in enumerate(self._split.exchanges):
-            if exchange.is_backward != is_backward or exchange.at != ops[position]:
-                continue
+        for at, exchange in self._exchanges.get((is_backward, ops[position]), ()):
             size = self._costs.exchanged_bytes(one.group_rows, *exchange.source)
             carried = self._traffic.of_group(exchange.collective, number, size * exchange.fraction)
             told = LoweredOp(

@@ -175,8 +175,30 @@ class PreparedStep(NamedTuple):
     plans: StagePlans
 
 
+class KnownParts:
+    """What the predictions of a search have in common: they are of one model on one machine."""
+
+    def __init__(self, costs: ModelCosts, machine: Machine) -> None:
+        self.links = CollectiveCosts(machine)
+        self._costs = costs
+        self._facts: Dict[str, ModelFacts] = {}
+
+    def facts(self, strategy: Strategy, stage_of_block: Sequence[int]) -> ModelFacts:
+        """The facts of the model, which are the same for all strategies with one stage."""
+        if any(stage_of_block):
+            return find_facts(strategy, self._costs, stage_of_block)
+        if strategy.model not in self._facts:
+            self._facts[strategy.model] = find_facts(strategy, self._costs, stage_of_block)
+        return self._facts[strategy.model]
+
+
 def predict(
-    strategy: Strategy, costs: ModelCosts, machine: Machine, rows: int, config: Optional[Config] = None
+    strategy: Strategy,
+    costs: ModelCosts,
+    machine: Machine,
+    rows: int,
+    config: Optional[Config] = None,
+    known: Optional[KnownParts] = None,
 ) -> Prediction:
     """Predicts a step.
 
@@ -186,13 +208,14 @@ def predict(
       machine: where it would run.
       rows: of the global batch: of all replicas and their micro batches.
       config: has the keys that a strategy does not decide, such as those of buckets; None: that of `epl.init`.
+      known: what earlier predictions of this model on this machine have found.
 
     Raises:
       PlanError, LayoutError: the strategy cannot be trained so.
       NotAvailableError: the strategy uses what cannot be predicted yet.
       MachineError: the machine does not fit the job.
     """
-    prepared = prepare(strategy, costs, machine, rows, config=config)
+    prepared = prepare(strategy, costs, machine, rows, config=config, known=known)
     return predicted(prepared, costs, machine)
 
 
@@ -203,11 +226,13 @@ def prepare(
     rows: int,
     fold: bool = True,
     config: Optional[Config] = None,
+    known: Optional[KnownParts] = None,
 ) -> PreparedStep:
     """The first half of `predict`; `fold`: whether equal ranks are simulated once."""
+    known = known or KnownParts(costs, machine)
     layout = lay_out(strategy, machine, rows)
     options = _options(strategy, layout, Env.get().config if config is None else config)
-    facts = find_facts(strategy, costs, layout.stage_of_block)
+    facts = known.facts(strategy, layout.stage_of_block)
     split = None
     if layout.splits:
         group_rows = sum(layout.rows[rank] for rank in layout.groups[0])
@@ -215,7 +240,7 @@ def prepare(
             strategy, facts, layout.splits, len(layout.groups[0]),
             lambda op, output: costs.exchanged_bytes(group_rows, op, output), options.half,
         )  # fmt: skip
-    links = CollectiveCosts(machine)
+    links = known.links
     classes = find_classes(
         layout, machine.placed_devices(), links, sorted(facts.crossing), split is None or split.is_equal, fold
     )

@@ -120,6 +120,34 @@ def find_split_work(
     return SplitWork(walk.of_group, walk.work, walk.held, walk.variables, tuple(walk.exchanges))
 
 
+def tensor_value(facts: ModelFacts, source: Output, nbytes: float, half: bool) -> Value:
+    """A tensor as the search for reshardings sees it: as many bytes, in one dimension of rows."""
+    by_rows = facts.ops[source[0]].by_rows
+    shape = (max(1, round(nbytes / tf.float32.size)),)
+    has_gradient = facts.has_gradient[source[0]]
+    info = TensorInfo(shape, tf.float32, None, 0 if by_rows else None)
+    return Value(
+        cast(tf.Tensor, None), RESULT, info, None, -1, shape, has_gradient, has_gradient, half and has_gradient
+    )  # fmt: skip
+
+
+def exchanges_of(
+    facts: ModelFacts, number: int, source: Output, value: Value, step: Resharding, nbytes: float, ranks: int
+) -> List[SplitExchange]:
+    """The collectives of a resharding of a tensor of some bytes that op `number` takes."""
+    found = []
+    names = collectives(step.kind, value.trained)
+    for is_backward, (name, sent) in enumerate(zip(names, (step.forward, step.backward))):
+        if name and sent:
+            # In all algorithms of n ranks, a rank sends (n - 1) / n of what the cost is computed with.
+            whole = sent / max(nbytes, 1.0) * ranks / (ranks - 1) / (2.0 if name == "all-reduce" else 1.0)
+            after = (step.source if is_backward else step.target).placement
+            received = _fractions(after, ranks) or (1.0,) * ranks
+            what = f"{facts.ops[source[0]].name}: {step.source.placement.kind} -> {step.target.placement.kind}"
+            found.append(SplitExchange(number, bool(is_backward), what, name, source, whole, received))
+    return found
+
+
 class _Walk:
     """One walk over the ops of the forward pass; it keeps the forms in which each tensor exists."""
 
@@ -213,28 +241,12 @@ class _Walk:
             self._exchange(number, source, value, step)
 
     def _exchange(self, number: int, source: Output, value: Value, step: Resharding) -> None:
-        names = collectives(step.kind, value.trained)
-        size = max(self._tensor_bytes(*source), 1.0)
-        for is_backward, (name, sent) in enumerate(zip(names, (step.forward, step.backward))):
-            if name and sent:
-                # In all algorithms of n ranks, a rank sends (n - 1) / n of what the cost is computed with.
-                whole = sent / size * self._ranks / (self._ranks - 1) / (2.0 if name == "all-reduce" else 1.0)
-                after = (step.source if is_backward else step.target).placement
-                received = _fractions(after, self._ranks) or (1.0,) * self._ranks
-                what = (
-                    f"{self._facts.ops[source[0]].name}: {step.source.placement.kind} -> {step.target.placement.kind}"
-                )
-                exchange = SplitExchange(number, bool(is_backward), what, name, source, whole, received)
-                self.exchanges.append(exchange)
+        self.exchanges += exchanges_of(
+            self._facts, number, source, value, step, self._tensor_bytes(*source), self._ranks
+        )
 
     def _value(self, source: Output) -> Value:
-        """A tensor as the search for reshardings sees it: as many bytes, in one dimension of rows."""
-        by_rows = self._facts.ops[source[0]].by_rows
-        shape = (max(1, round(self._tensor_bytes(*source) / tf.float32.size)),)
-        has_gradient = self._facts.has_gradient[source[0]]
-        info = TensorInfo(shape, tf.float32, None, 0 if by_rows else None)
-        in_half = self._half and has_gradient
-        return Value(cast(tf.Tensor, None), RESULT, info, None, -1, shape, has_gradient, has_gradient, in_half)
+        return tensor_value(self._facts, source, self._tensor_bytes(*source), self._half)
 
     def _share(self, number: int, into: Sequence[Placement], out: Sequence[Placement]) -> None:
         cut = [placement for placement in (*into, *out) if placement.is_shard]

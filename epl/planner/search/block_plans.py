@@ -65,7 +65,12 @@ class BlockPlan(NamedTuple):
 
 
 class BlockPlans:
-    """The plans of one model on one job."""
+    """The plans of one model on one job.
+
+    Attributes:
+      base: the strategy of the script as it is.
+      blocks: of the model.
+    """
 
     def __init__(
         self, base: Strategy, blocks: ModelBlocks, chooser: SplitChooser, are_cut: bool, colocates: bool
@@ -79,8 +84,8 @@ class BlockPlans:
           are_cut: whether a plan may cut the rows of a run as it likes.
           colocates: `cluster.colocate_split_and_replicate`.
         """
-        self.blocks = blocks
-        self._base, self._chooser, self._are_cut, self._colocates = base, chooser, are_cut, colocates
+        self.base, self.blocks = base, blocks
+        self._chooser, self._are_cut, self._colocates = chooser, are_cut, colocates
         self._whole: Dict[Tuple[str, int], Dict[int, str]] = {}
         self._reasons: Dict[Tuple[str, int], PlanError] = {}
 
@@ -97,6 +102,19 @@ class BlockPlans:
             if text is not None:
                 choices.append(PlannedChoice(place, text))
         return strategy._replace(choices=tuple(sorted(choices)))
+
+    def refuse(self, plan: BlockPlan) -> None:
+        """Raises PlanError for a plan that no strategy says."""
+        if set(plan.ways) != {Way.ROWS}:
+            self._scopes(plan)
+
+    def choice(self, way: str, group: int, place: int) -> Optional[str]:
+        """The choice of an op where all blocks are computed in a way other than rows; None: in full.
+
+        Raises:
+          PlanError: the model cannot be split.
+        """
+        return self._of_whole(way, group).get(place)
 
     def bare(self, plan: BlockPlan) -> Strategy:
         """The strategy of a plan without choices, to name it where it has none."""
@@ -132,7 +150,7 @@ class BlockPlans:
         if key in self._reasons:
             raise self._reasons[key]
         if key not in self._whole:
-            ratios = {place: _ratios(way, group) for place in range(len(self._base.ops))}
+            ratios = {place: _ratios(way, group) for place in range(len(self.base.ops))}
             try:
                 found = self._chooser.choose(ratios, group, _WEIGHT[way])
             except PlanError as error:
@@ -148,7 +166,7 @@ class BlockPlans:
             settings["gradient_checkpoint.type"] = "auto"
         if plan.zero:
             settings["zero.level"] = plan.zero
-        base = with_settings(self._base, settings)
+        base = with_settings(self.base, settings)
         assert base is not None  # the space of a search has no other values of keys that the user has set
         if set(plan.ways) == {Way.ROWS}:
             return base, {}
@@ -182,7 +200,7 @@ class BlockPlans:
             before = runs[0][1] if len(runs) == 2 else 0
             block = Block("split", plan.group, 0, runs[-1][0], ())
             return [block], [OUTSIDE] * before + [0] * (len(plan.ways) - before)
-        devices = self._base.workers * self._base.devices
+        devices = self.base.workers * self.base.devices
         if not self._colocates and (plan.group != devices or not self._are_cut):
             raise PlanError(
                 f"{len(runs)} scopes would share devices. They do so if all are over all devices of the job and the "

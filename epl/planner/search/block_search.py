@@ -116,7 +116,7 @@ class BlockSearch:
             except EplError:
                 self._known[plan] = None
             outcome = self._known[plan]
-            if outcome is not None and (self._best is None or _rank(outcome) < _rank(self._best.outcome)):
+            if outcome is not None and (self._best is None or rank(outcome) < rank(self._best.outcome)):
                 if self._best is None or _is_clearly_better(outcome, self._best.outcome):
                     self._improved = self.steps
                 self._best = Found(plan, outcome)
@@ -151,7 +151,7 @@ class BlockSearch:
     def best(self, count: int) -> List[Found]:
         """The best plans, the best first; of plans that do not fit, those that lack least."""
         found = [Found(plan, outcome) for plan, outcome in self._known.items() if outcome is not None]
-        return sorted(found, key=lambda one: (_rank(one.outcome), one.plan))[:count]
+        return sorted(found, key=lambda one: (rank(one.outcome), one.plan))[:count]
 
     def _walk(self) -> None:
         """The rounds."""
@@ -177,7 +177,7 @@ class BlockSearch:
         outcome = self.look(plan)
         if outcome is None:
             return here
-        before, after = _rank(here.outcome), _rank(outcome)
+        before, after = rank(here.outcome), rank(outcome)
         if after <= before:
             return Found(plan, outcome)
         if after[0] > before[0]:  # it lacks more
@@ -243,11 +243,11 @@ class BlockSearch:
             )
 
 
-def _rank(outcome: PlanOutcome) -> Tuple[float, float]:
+def rank(outcome: PlanOutcome) -> Tuple[float, float]:
     """Smaller is better: what does not fit comes after what does."""
     return sum(size for _, size in outcome.lacks), outcome.seconds
 
 
 def _is_clearly_better(outcome: PlanOutcome, other: PlanOutcome) -> bool:
-    lacking, seconds = _rank(outcome)
-    return lacking < _rank(other)[0] or seconds < (1.0 - _CLEARLY) * other.seconds
+    lacking, seconds = rank(outcome)
+    return lacking < rank(other)[0] or seconds < (1.0 - _CLEARLY) * other.seconds

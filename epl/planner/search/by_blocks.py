@@ -7,15 +7,16 @@
 They are compared by choices that are found once, where the whole model is split. What is taken has choices of its own.
 """
 
+import contextlib
 import logging
-from typing import Callable, List, NamedTuple, Tuple
+from typing import Callable, List, NamedTuple, Optional, Sequence, Tuple
 
 from epl.env import Env
 from epl.parallel.plan.strategy import Strategy
 from epl.parallel.strategy import record
 from epl.planner.search import comparison
 from epl.planner.search.block_plans import BlockPlan, BlockPlans, Way, group_sizes
-from epl.planner.search.block_search import BlockSearch, SearchLimits, SearchSpace
+from epl.planner.search.block_search import BlockSearch, Found, SearchLimits, SearchSpace, rank
 from epl.planner.search.candidates import PlanCandidate, is_left_alone
 from epl.planner.search.comparison import Compared, PlanOutcome
 from epl.utils.errors import EplError
@@ -23,6 +24,7 @@ from epl.utils.errors import EplError
 logger = logging.getLogger("epl.search")
 
 _TAKEN = 3  # of the best plans, of which the first that can be trained is compared with the candidates
+_SIMULATED = 8  # of the best plans by estimates
 _LAST = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48)  # blocks that are computed in another way than those before them
 
 
@@ -43,6 +45,8 @@ def search_blocks(
     plans: BlockPlans,
     balance: Callable[[Strategy], Strategy],
     simulate: Callable[[Strategy], PlanOutcome],
+    estimate: Optional[Callable[[BlockPlan], PlanOutcome]] = None,
+    spent: float = 0.0,
 ) -> BlockResult:
     """The uniform splits, and the best plans by blocks.
 
@@ -51,23 +55,28 @@ def search_blocks(
       plans: of the model.
       balance: the strategy with the rows of replicas decided.
       simulate: what the simulator says of a strategy; it refuses what cannot be trained.
+      estimate: what the walk takes in place of it, for a large model; the best plans are simulated then.
+      spent: seconds of `auto.budget` that are gone.
     """
     auto = Env.get().config.auto
-    limits = SearchLimits(auto.budget, None if auto.steps < 0 else auto.steps, auto.seed)
+    limits = SearchLimits(max(0.0, auto.budget - spent), None if auto.steps < 0 else auto.steps, auto.seed)
     space = SearchSpace(
         classes=plans.blocks.classes,
         groups=tuple(group_sizes(base)),
         checkpoint=(False, True) if is_left_alone(base, "gradient_checkpoint.type") else (False,),
         zero=("", "v0", "v1") if is_left_alone(base, "zero.level") else ("",),
     )
-    search = BlockSearch(
-        space, lambda plan: simulate(balance(plans.strategy(plan))), limits, lambda text: logger.info("%s", text)
-    )
+
+    def simulated(plan: BlockPlan) -> PlanOutcome:
+        return simulate(balance(plans.strategy(plan)))
+
+    search = BlockSearch(space, estimate or simulated, limits, lambda text: logger.info("%s", text))
     uniform, *others = [_uniform(space, group) for group in space.groups]
     starts = [*_two_ways(space), *[plan for plans_of_group in others for plan in plans_of_group]]
     search.run(uniform, starts, may_stop=record.is_recording())
     compared = [_compared(f"uniform split: {plan.describe()}", plan, plans, balance, simulate) for plan in uniform]
-    for one in search.best(_TAKEN):
+    best = search.best(_TAKEN) if estimate is None else _simulated(search.best(_SIMULATED), simulated)
+    for one in best[:_TAKEN]:
         if set(one.plan.ways) != {Way.ROWS} and one.plan not in uniform:
             compared.append(_compared(one.plan.describe(), one.plan, plans, balance, simulate))
             if compared[-1].fits:
@@ -75,6 +84,15 @@ def search_blocks(
     told = f"{len(space.classes)} blocks: {search.looked_at} plans in {search.steps} steps, until {search.ended}"
     logger.info("search: %s", told)
     return BlockResult(tuple(compared), told)
+
+
+def _simulated(estimated: Sequence[Found], simulate: Callable[[BlockPlan], PlanOutcome]) -> List[Found]:
+    """The plans with what the simulator says of them, the best first."""
+    found = []
+    for one in estimated:
+        with contextlib.suppress(EplError):
+            found.append(Found(one.plan, simulate(one.plan)))
+    return sorted(found, key=lambda one: rank(one.outcome))
 
 
 def _uniform(space: SearchSpace, group: int) -> List[BlockPlan]:

@@ -8,6 +8,7 @@ batch; with several it is a step, which cuts what is fed, but reads a batch for 
 
 import contextlib
 import logging
+import time
 from fractions import Fraction
 from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple
 
@@ -22,8 +23,9 @@ from epl.parallel.strategy import record
 from epl.parallel.strategy.record import ForwardPass
 from epl.planner.machine.machine import Machine
 from epl.planner.prediction.layout import decided, lay_out
-from epl.planner.prediction.prediction import predict
+from epl.planner.prediction.prediction import KnownParts, predict
 from epl.planner.search import capacity, comparison
+from epl.planner.search.block_estimate import BlockEstimate
 from epl.planner.search.block_plans import BlockPlans
 from epl.planner.search.by_blocks import search_blocks
 from epl.planner.search.candidates import PlanCandidate, candidates, has_scopes, in_stages, is_data_parallel
@@ -36,6 +38,8 @@ from epl.planner.search.stage_search import StageSearch
 from epl.utils.errors import EplError, PlanError
 
 logger = logging.getLogger("epl")
+
+_ESTIMATED = 1000  # ops of a model from which on a walk takes estimates of plans, and simulates the best alone
 
 # The optimizer is not known when a model is differentiated: it counts as one of the largest that are in use.
 _SLOTS = {"first moment": 1.0, "second moment": 1.0}
@@ -87,8 +91,10 @@ def find_strategy(graph: Graph, ys: Any, xs: Sequence[Any]) -> Strategy:
 
 def _searched(graph: Graph, found: ForwardPass, ys: Any, model: PlannedModel, machine: Machine) -> Strategy:
     """The fastest candidate that fits."""
+    begin = time.monotonic()
     model, own = _as_it_is(graph, found, model, machine)
     are_cut = _are_cut(graph, model)
+    known = KnownParts(model.costs, machine)
     refused: Dict[Strategy, EplError] = {}
 
     def balanced_candidates() -> Iterator[PlanCandidate]:
@@ -111,14 +117,20 @@ def _searched(graph: Graph, found: ForwardPass, ys: Any, model: PlannedModel, ma
         if strategy in refused:
             raise refused[strategy]
         _refuse_other_batches(_batches(strategy, model, machine), own, are_cut)
-        return outcome(strategy, model, machine)
+        return outcome(strategy, model, machine, known)
 
     compared = comparison.compare(list(balanced_candidates()), simulate)
     by_blocks = ""
     if _leaves_blocks(model.strategy):
         plans = _block_plans(graph, found, ys, model, machine, are_cut)
+        is_large = len(model.strategy.ops) >= _ESTIMATED
         searched = search_blocks(
-            model.strategy, plans, lambda one: balanced(one, model.costs, machine, model.rows), simulate
+            model.strategy,
+            plans,
+            lambda one: balanced(one, model.costs, machine, model.rows),
+            simulate,
+            BlockEstimate(plans, model.costs, machine, model.rows, known) if is_large else None,
+            time.monotonic() - begin,
         )
         compared += searched.compared
         by_blocks = searched.told
@@ -156,7 +168,8 @@ def _enough_devices(graph: Graph, found: ForwardPass, model: PlannedModel, are_c
 
     is_rows_set = bool(Env.get().config.auto.rows)
     enough = capacity.find_capacity(model, is_rows_set, find, capacity.MOST_DEVICES)
-    return capacity.in_words(enough, model.machine)
+    words = capacity.in_words(enough, model.machine)
+    return f"By rows or in stages, {words[:1].lower()}{words[1:]}" if words and enough is None else words
 
 
 def _cut_for_devices(
@@ -292,9 +305,11 @@ def _refuse_other_batches(batches: _Batches, own: _Batches, are_cut: bool) -> No
         )
 
 
-def outcome(strategy: Strategy, model: PlannedModel, machine: Machine) -> PlanOutcome:
+def outcome(
+    strategy: Strategy, model: PlannedModel, machine: Machine, known: Optional[KnownParts] = None
+) -> PlanOutcome:
     """What the simulator says of a strategy of a model on a machine."""
-    found = predict(strategy, model.costs, machine, model.rows)
+    found = predict(strategy, model.costs, machine, model.rows, known=known)
     lacking = [(f"{one.name} ({one.kind})", float(one.memory.lacks)) for one in found.devices if one.memory.lacks]
     return PlanOutcome(found.seconds, tuple(lacking))
 

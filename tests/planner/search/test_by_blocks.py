@@ -99,6 +99,12 @@ def test_nothing_is_searched_where_nothing_is_open(init, machine, monkeypatch, d
     assert result().by_blocks == ""
 
 
+def test_fewer_rows_than_replicas_are_refused(init, machine):  # noqa: F811
+    init(2, annotate=False, auto__machine=machine, **{**SEARCH, "auto__rows": 1})
+    with pytest.raises(PlanError, match=r"as it is: 1 row\(s\) are too few for 2 replica\(s\).* Take more rows"):
+        minimize(width=64)
+
+
 def test_keys_of_the_user_stay(init, machine):  # noqa: F811
     config = {**SEARCH, "auto__steps": 60}
     init(2, annotate=False, auto__machine=machine, zero__level="v1", gradient_checkpoint__type="", **config)
@@ -111,7 +117,7 @@ def test_keys_of_the_user_stay(init, machine):  # noqa: F811
 def plan_only(monkeypatch, ways, **plan):
     """The search takes this plan, whatever it costs."""
 
-    def search(base, plans, balance, simulate):
+    def search(base, plans, balance, simulate, estimate, spent):
         found = by_blocks._compared("the plan", BlockPlan(ways, 2, **plan), plans, balance, simulate)
         assert found.outcome is not None, found.refusal
         return by_blocks.BlockResult((found._replace(outcome=found.outcome._replace(seconds=1e-12)),), "")
@@ -151,7 +157,7 @@ def test_every_kind_of_plan_trains_as_one_device(init, machine, monkeypatch, way
 def test_a_batch_that_is_not_fed_is_not_divided(init, machine, monkeypatch):  # noqa: F811
     made = []
 
-    def keep(base, plans, balance, simulate):
+    def keep(base, plans, balance, simulate, estimate, spent):
         made.append(plans)
         return by_blocks.BlockResult((), "")
 

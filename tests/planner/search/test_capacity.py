@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from epl.planner.prediction.layout import decided
+from epl.planner.search import decision
 from epl.planner.search.candidates import candidates
 from epl.planner.search.capacity import fewest, find_capacity, fits, in_words, most_saving, repeated
 from epl.planner.search.planned_model import PlannedModel
@@ -80,11 +81,15 @@ def test_most_saving_candidates():
     assert decided(one.strategy)["zero.level"] == "v2" and decided(one.strategy)["gradient_checkpoint.type"] == "auto"
 
 
-@pytest.mark.parametrize("memory, message", [("12 MB", "([0-9]+) such devices would do"), ("1 MB", "up to 512 would")])
-def test_a_search_without_a_plan_says_what_would_do(init, tmp_path, memory, message):  # noqa: F811
+@pytest.mark.parametrize(
+    "memory, message",
+    [("12 MB", "([0-9]+) such devices would do"), ("1 MB", "in stages, no number of such devices up to 512 would")],
+)
+def test_a_search_without_a_plan_says_what_would_do(init, tmp_path, memory, message, monkeypatch):  # noqa: F811
+    monkeypatch.setattr(decision, "_leaves_blocks", lambda strategy: False)  # a split would fit
     machine = {"devices": {"tiny": {"preset": "v100-16", "memory": memory}}, "nodes": ["4*tiny"]}
     path = _machine(tmp_path, machine)
-    init(4, annotate=False, auto__planner="search", auto__machine=path, auto__rows=16)
+    init(4, annotate=False, auto__planner="search", auto__budget=0, auto__machine=path, auto__rows=16)
     with pytest.raises(PlanError, match="candidates fits the memory of the devices") as raised:
         _minimize(width=768)
     assert "lacks" in str(raised.value)
@@ -93,5 +98,12 @@ def test_a_search_without_a_plan_says_what_would_do(init, tmp_path, memory, mess
     if told.groups():
         machine["nodes"] = [f"{told.group(1)}*tiny"]
         (tmp_path / "machine.json").write_text(json.dumps(machine))
-        init(int(told.group(1)), annotate=False, auto__planner="search", auto__machine=path, auto__rows=16)
+        init(
+            int(told.group(1)),
+            annotate=False,
+            auto__planner="search",
+            auto__budget=0,
+            auto__machine=path,
+            auto__rows=16,
+        )
         _minimize(width=768)  # a plan is found

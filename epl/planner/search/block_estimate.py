@@ -1,0 +1,338 @@
+"""Estimates of plans by blocks of large models, thousands a second: the full simulator then looks at the best alone.
+
+    once      of each way: seconds, bytes and gradients of each block; what blocks of two ways exchange between them
+    a plan    forward   block 0, 1, ... one after the other, exchanges between them
+              backward  the same in the opposite order; gradients are all-reduced meanwhile, in buckets
+              memory    variables, slots, activations that are kept so far and gradients, at the worst block
+
+Two chains, so a plan that differs from the one before in some blocks is estimated from the first of them on; what the
+chains have before it stays.
+"""
+
+from typing import Dict, List, NamedTuple, Optional, Sequence, Tuple
+
+import numpy as np
+
+from epl.env import Env
+from epl.parallel.costs.op_times import OpTimes
+from epl.parallel.costs.ops import OpCost
+from epl.parallel.sharding.placements import REPLICATED, Placement, shard
+from epl.parallel.split.resharding_paths import Form, route, wanted_form
+from epl.planner.machine.machine import Device, Machine
+from epl.planner.machine.op_kinds import Kind
+from epl.planner.prediction.facts import Output, source_of
+from epl.planner.prediction.layout import decided
+from epl.planner.prediction.prediction import KnownParts
+from epl.planner.prediction.split_work import exchanges_of, find_split_work, parse_placement, tensor_value
+from epl.planner.search.block_plans import BlockPlan, BlockPlans, Way
+from epl.planner.search.comparison import PlanOutcome
+from epl.planner.simulator.model_costs import ModelCosts
+
+_BYTES_OF_ELEMENT = 4
+_NEVER = 1e6  # seconds in place of those of an exchange that cannot be made: no such plan is taken
+_ROWS = shard(0, None)
+
+
+class WayCosts(NamedTuple):
+    """All blocks computed in one way, on the device that has most to do; arrays by block.
+
+    Attributes:
+      forward, backward: seconds, with exchanges inside of the block.
+      kept, outputs: bytes of activations that the backward pass reads, and of all.
+      whole, held: bytes of variables whose gradients all ranks reduce, and of shards, which their holders reduce.
+    """
+
+    forward: np.ndarray
+    backward: np.ndarray
+    kept: np.ndarray
+    outputs: np.ndarray
+    whole: np.ndarray
+    held: np.ndarray
+
+
+class _Chain(NamedTuple):
+    """The backward pass after some blocks: seconds so far, of the links, bytes of the open bucket, updates to do."""
+
+    seconds: float
+    links: float
+    open: float
+    open_held: float
+    updates: float
+
+
+class BlockEstimate:
+    """Estimates the plans of one model on one machine.
+
+    It is one class because the chains and the tables that they are made from are kept from plan to plan.
+
+    Attributes:
+      computed: blocks whose part of a chain was computed so far.
+    """
+
+    def __init__(self, plans: BlockPlans, costs: ModelCosts, machine: Machine, rows: int, known: KnownParts) -> None:
+        """Takes a model.
+
+        Args:
+          plans: of the model.
+          costs: of it.
+          machine: of the job.
+          rows: of the global batch.
+          known: the parts that predictions have in common.
+        """
+        self._plans, self._costs, self._machine, self._links = plans, costs, machine, known.links
+        self._base = plans.base
+        self._ranks = self._base.workers * self._base.devices
+        self._micro_batches = int(decided(self._base)["pipeline.num_micro_batch"])
+        self._rows = max(1, rows // (self._ranks * self._micro_batches))
+        self._facts = known.facts(self._base, [0] * len(self._base.blocks))
+        self._of_op = np.asarray(plans.blocks.of_op)
+        self._count = len(plans.blocks)
+        self._half = bool(Env.get().config.communication.fp16)
+        self._max_splits = max(1, Env.get().config.communication.max_splits)
+        self._slots = sum(costs.slots.values())
+        self._ways: Dict[Tuple[str, int], WayCosts] = {}
+        self._crossing = self._find_crossing()
+        self._between: Dict[Tuple[int, int, str, str, int], Tuple[float, float]] = {}
+        self._last_consumer = [max([at for at, own in self._crossing.items() if block in own] or [block])
+                               for block in range(self._count)]  # fmt: skip
+        self._plan: Optional[BlockPlan] = None
+        self._forward: List[Tuple[float, float]] = []  # seconds after each block, of devices and links
+        self._backward: List[_Chain] = []  # after each block, from the last on
+        self.computed = 0
+
+    def __call__(self, plan: BlockPlan) -> PlanOutcome:
+        """The seconds of a plan, and what it lacks on the kind of device that lacks most.
+
+        Raises:
+          PlanError: the plan cannot be made.
+        """
+        self._plans.refuse(plan)
+        first, last = self._changed(plan)
+        self._plan = None  # an error leaves nothing half made
+        del self._forward[first:]
+        del self._backward[self._count - 1 - last :]
+        for block in range(first, self._count):
+            self._forward.append(self._forward_until(plan, block))
+        buckets = self._bucket_bytes(plan)
+        for block in range(last, -1, -1):
+            self._backward.append(self._backward_until(plan, block, buckets))
+        self._plan = plan
+        seconds = self._forward[-1][0] + self._end(plan, self._backward[-1])
+        return PlanOutcome(seconds, self._lacks(plan))
+
+    def _changed(self, plan: BlockPlan) -> Tuple[int, int]:
+        """The first block whose forward pass changes, and the last whose backward pass does."""
+        before = self._plan
+        if (
+            before is None
+            or before._replace(ways=plan.ways) != plan
+            or self._bucket_bytes(before) != self._bucket_bytes(plan)
+        ):
+            return 0, self._count - 1
+        changed = [at for at, (mine, other) in enumerate(zip(plan.ways, before.ways)) if mine != other]
+        if not changed:
+            return self._count, -1
+        return changed[0], max(self._last_consumer[at] for at in changed)
+
+    # ---- The chains.
+
+    def _forward_until(self, plan: BlockPlan, block: int) -> Tuple[float, float]:
+        self.computed += 1
+        seconds, links = self._forward[-1] if self._forward else (0.0, 0.0)
+        own = self._way(plan.ways[block], plan.group)
+        if plan.zero:  # the links gather weights one block after the other
+            links += self._micro_batches * self._gather(own.whole[block])
+            seconds = max(seconds, links)
+        return seconds + self._micro_batches * (own.forward[block] + self._exchanged(plan, block)[0]), links
+
+    def _backward_until(self, plan: BlockPlan, block: int, buckets: float) -> _Chain:
+        self.computed += 1
+        before = self._backward[-1] if self._backward else _Chain(0.0, 0.0, 0.0, 0.0, 0.0)
+        own = self._way(plan.ways[block], plan.group)
+        exchanged = self._exchanged(plan, block)[1]
+        seconds = before.seconds + self._micro_batches * (own.backward[block] + exchanged)
+        if plan.checkpoint and block < self._count - 1:
+            seconds += self._micro_batches * own.forward[block]
+        if exchanged:  # it waits for the links
+            seconds = max(seconds, before.links + self._micro_batches * exchanged)
+        links = max(before.links, seconds) if exchanged else before.links
+        whole, held = before.open + own.whole[block], before.open_held + own.held[block]
+        if whole + held >= buckets or not block:
+            links = max(links, seconds) + self._reduce(plan, whole, held)
+            whole, held = 0.0, 0.0
+        zero = self._ranks if plan.zero else 1
+        updates = before.updates + self._update(own.whole[block] / zero + own.held[block])
+        return _Chain(seconds, links, whole, held, updates)
+
+    def _end(self, plan: BlockPlan, chain: _Chain) -> float:
+        own = self._way(plan.ways[0], plan.group)
+        zero = self._ranks if plan.zero else 1
+        return max(chain.seconds + chain.updates, chain.links + self._update(own.whole[0] / zero + own.held[0]))
+
+    def _bucket_bytes(self, plan: BlockPlan) -> float:
+        """The bytes after which a bucket of gradients is reduced; a power of two, so that few changes change it."""
+        found = 0.0
+        for block, way in enumerate(plan.ways):
+            own = self._way(way, plan.group)
+            found += own.whole[block] + own.held[block]
+        return 2.0 ** round(np.log2(max(1.0, found / self._max_splits)))
+
+    # ---- Seconds.
+
+    def _exchanged(self, plan: BlockPlan, block: int) -> Tuple[float, float]:
+        """Seconds forward and backward of what a block takes from others."""
+        forward = backward = 0.0
+        for other in self._crossing.get(block, ()):
+            ways = plan.ways[other], plan.ways[block]
+            if ways != (Way.ROWS, Way.ROWS):
+                key = (other, block, *ways, plan.group)
+                if key not in self._between:
+                    self._between[key] = self._find_between(other, block, ways, plan.group)
+                forward += self._between[key][0]
+                backward += self._between[key][1]
+        return forward, backward
+
+    def _reduce(self, plan: BlockPlan, whole: float, held: float) -> float:
+        name = "reduce-scatter" if plan.zero in ("v1", "v2") else "all-reduce"
+        seconds = self._links.cost(name, range(self._ranks), whole).seconds if whole else 0.0
+        if held and plan.group < self._ranks:
+            seconds += self._links.cost("all-reduce", range(0, self._ranks, plan.group), held).seconds
+        return seconds
+
+    def _gather(self, nbytes: float) -> float:
+        return self._links.cost("all-gather", range(self._ranks), nbytes).seconds if nbytes else 0.0
+
+    def _update(self, nbytes: float) -> float:
+        flops = nbytes / _BYTES_OF_ELEMENT * 2.0 * (1.0 + self._slots)
+        cost = OpCost(Kind.ELEMENTWISE, flops, nbytes * (3.0 + 2.0 * self._slots), 0)
+        return max(OpTimes(kind).work_seconds(cost) for kind in self._machine.devices)
+
+    def _lacks(self, plan: BlockPlan) -> Tuple[Tuple[str, float], ...]:
+        ways = [self._way(way, plan.group) for way in plan.ways]
+        at = range(self._count)
+        kept = np.cumsum([ways[block].kept[block] for block in at]) * (1.0 if not plan.checkpoint else self._sqrt())
+        zero = self._ranks if plan.zero else 1
+        gradients = np.asarray([ways[block].whole[block] + ways[block].held[block] for block in at])
+        state = sum(ways[block].whole[block] / zero + ways[block].held[block] for block in at) * (1.0 + self._slots)
+        working = np.asarray([ways[block].outputs[block] for block in at])
+        peak = state + float((kept + np.cumsum(gradients[::-1])[::-1] + working).max())
+        limits = [(one.memory, one.name) for one in self._machine.devices if one.memory is not None]
+        if not limits or peak <= min(limits)[0]:
+            return ()
+        return ((min(limits)[1], peak - min(limits)[0]),)
+
+    def _sqrt(self) -> float:
+        """The part of the activations that recomputation keeps: two square roots of the blocks."""
+        return min(1.0, 2.0 / float(np.sqrt(self._count)))
+
+    # ---- Tables.
+
+    def _way(self, way: str, group: int) -> WayCosts:
+        key = way, 0 if way == Way.ROWS else group
+        if key not in self._ways:
+            self._ways[key] = self._find_way(way, group)
+        return self._ways[key]
+
+    def _find_way(self, way: str, group: int) -> WayCosts:
+        if way == Way.ROWS:
+            alone = np.ones(len(self._of_op))
+            return self._summed([(self._rows, alone, alone, alone > 1)], {}, np.zeros([2, self._count]), 0)
+        whole = self._plans.strategy(BlockPlan((way,) * self._count, group))
+        rows = self._rows * group
+        found = find_split_work(
+            whole, self._facts, [0], group, lambda op, output: self._costs.exchanged_bytes(rows, op, output), self._half
+        )
+        inside = np.zeros([2, self._count])
+        for one in found.exchanges:
+            if self._of_op[one.at] == self._of_op[one.source[0]]:
+                size = self._costs.exchanged_bytes(rows, *one.source) * one.fraction
+                seconds = self._links.cost(one.collective, range(group), size).seconds
+                inside[int(one.is_backward), self._of_op[one.at]] += seconds
+        places = [(rows, work, held, found.of_group) for work, held in zip(found.work, found.held)]
+        return self._summed(places, found.variables, inside, group)
+
+    def _summed(
+        self,
+        places: Sequence[Tuple[int, np.ndarray, np.ndarray, np.ndarray]],
+        shares: Dict[int, Tuple[float, ...]],
+        inside: np.ndarray,
+        group: int,
+    ) -> WayCosts:
+        """Sums by block; of the places in a group and the kinds of devices the one that takes longest counts."""
+        candidates = []
+        for kind in self._machine.devices:
+            for rows, work, held, of_group in places:
+                found = []
+                for name, share in (
+                    ("forward", work),
+                    ("backward", work),
+                    ("kept_bytes", held),
+                    ("output_bytes", held),
+                ):
+                    found.append(self._of_blocks(kind, rows, name, share, of_group))
+                candidates.append(found)
+        most = [np.max([one[at] for one in candidates], axis=0) for at in range(4)]
+        whole, held_bytes = np.zeros(self._count), np.zeros(self._count)
+        for variable in self._facts.variables:
+            own = shares.get(variable.op, (1.0,))
+            block = self._of_op[variable.op]
+            if set(own) == {1.0}:
+                whole[block] += variable.bytes
+            else:
+                held_bytes[block] += variable.bytes * max(own)
+        return WayCosts(most[0] + inside[0], most[1] + inside[1], most[2], most[3], whole, held_bytes)
+
+    def _of_blocks(self, kind: Device, rows: int, name: str, share: np.ndarray, of_group: np.ndarray) -> np.ndarray:
+        own = np.asarray(getattr(self._costs.at(self._rows, kind), name), float)
+        if of_group.any():
+            own = np.where(of_group, np.asarray(getattr(self._costs.at(rows, kind), name), float) * share, own)
+        return np.bincount(self._of_op, weights=own, minlength=self._count)
+
+    # ---- What blocks exchange.
+
+    def _find_crossing(self) -> Dict[int, Dict[int, Dict[Output, Tuple[int, int]]]]:
+        """Block -> earlier block -> the outputs of it that the block takes -> the first op that does, and its input."""
+        found: Dict[int, Dict[int, Dict[Output, Tuple[int, int]]]] = {}
+        for number, op in enumerate(self._facts.ops):
+            for at, taken in enumerate(op.inputs):
+                source = source_of(self._facts.ops, taken)
+                mine, other = int(self._of_op[number]), int(self._of_op[source[0]])
+                if mine != other:
+                    found.setdefault(mine, {}).setdefault(other, {}).setdefault(source, (number, at))
+        return found
+
+    def _find_between(self, other: int, block: int, ways: Tuple[str, str], group: int) -> Tuple[float, float]:
+        seconds = [0.0, 0.0]
+        for source, (number, at) in self._crossing[block][other].items():
+            size = self._costs.exchanged_bytes(self._rows * group, *source)
+            value = tensor_value(self._facts, source, size, self._half)
+            has = Form(self._given(source, ways[0], group), False)
+            placement, of_part = self._wanted(source, number, at, ways[1], group)
+            path = route(value, group, (has,), wanted_form(value, placement, of_part))
+            if path is None:
+                return _NEVER, _NEVER
+            for step in path:
+                for one in exchanges_of(self._facts, number, source, value, step, size, group):
+                    cost = self._links.cost(one.collective, range(group), size * one.fraction)
+                    seconds[int(one.is_backward)] += cost.seconds
+        return seconds[0], seconds[1]
+
+    def _given(self, source: Output, way: str, group: int) -> Placement:
+        """The placement of an output where its op is computed in a way."""
+        op = self._facts.ops[source[0]]
+        if way == Way.ROWS or not op.inputs:
+            return self._outside(source)
+        text = self._plans.choice(way, group, source[0])
+        return REPLICATED if text is None else parse_placement(text.partition(" -> ")[2].split(",")[source[1]], group)
+
+    def _wanted(self, source: Output, number: int, at: int, way: str, group: int) -> Tuple[Placement, bool]:
+        """The placement in which an op takes an input, and whether it computes on shards then."""
+        if way == Way.ROWS:
+            return self._outside(source), False
+        text = self._plans.choice(way, group, number)
+        if text is None:
+            return REPLICATED, False
+        return parse_placement(text.partition(" -> ")[0].split(",")[at], group), True
+
+    def _outside(self, source: Output) -> Placement:
+        return _ROWS if self._facts.ops[source[0]].by_rows else REPLICATED

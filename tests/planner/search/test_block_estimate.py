@@ -1,0 +1,132 @@
+"""Estimates of plans by blocks: against the simulator, after changes against anew, and how many a second."""
+
+import json
+import random
+import time
+
+import pytest
+import tensorflow.compat.v1 as tf
+
+from epl.ir.graph import Graph
+from epl.planner.prediction.prediction import KnownParts
+from epl.planner.search import by_blocks, decision
+from epl.planner.search.block_estimate import BlockEstimate
+from epl.planner.search.block_plans import WAYS, BlockPlan, Way
+from epl.planner.search.decision import SearchResult, find_strategy
+from tests.parallel.in_process import init  # noqa: F401
+
+
+def model(layers=8, width=512):
+    """Dense layers with a skip connection around each second one."""
+    x = hidden = tf.placeholder(tf.float32, [None, width])
+    for number in range(layers):
+        hidden = tf.layers.dense(hidden, width if number % 2 else 2 * width, tf.nn.relu, name=f"layer{number}")
+        if number % 2:
+            x = hidden = hidden + x
+    return tf.reduce_mean(tf.square(hidden))
+
+
+class Estimated:
+    """A model, as a search has it."""
+
+    def __init__(self, init, monkeypatch, build, machine, devices, **config):  # noqa: F811
+        made = decision._block_plans
+
+        def keep_model(graph, found, ys, model, machine, are_cut):
+            self.model, self.machine = model, machine
+            return made(graph, found, ys, model, machine, are_cut)
+
+        def keep_plans(base, plans, balance, simulate, estimate, spent):
+            self.plans = plans
+            self.simulate = lambda plan: simulate(plans.strategy(plan))
+            return by_blocks.BlockResult((), "")
+
+        monkeypatch.setattr(decision, "_block_plans", keep_model)
+        monkeypatch.setattr(decision, "search_blocks", keep_plans)
+        init(devices, annotate=False, auto__planner="search", auto__machine=machine, **config)
+        find_strategy(Graph.get(may_create=True), build(), tf.trainable_variables())
+        monkeypatch.undo()
+
+    def estimate(self):
+        known = KnownParts(self.model.costs, self.machine)
+        return BlockEstimate(self.plans, self.model.costs, self.machine, self.model.rows, known)
+
+
+@pytest.fixture
+def estimated(init, monkeypatch):  # noqa: F811
+    return Estimated(init, monkeypatch, model, "4*v100-16,pcie3", 4, auto__rows=2048)
+
+
+def changed(plan, draw):
+    block = draw.randrange(len(plan.ways))
+    return plan._replace(ways=(*plan.ways[:block], draw.choice(WAYS), *plan.ways[block + 1 :]))
+
+
+def test_estimates_agree_with_the_simulator(estimated):
+    estimate, draw = estimated.estimate(), random.Random(0)
+    count = len(estimated.plans.blocks)
+    plans = [BlockPlan((way,) * count, 4, False, zero) for way in WAYS for zero in ("", "v1")]
+    plan = plans[0]
+    for _ in range(30):
+        plan = changed(plan, draw)
+        plans.append(plan)
+    ratios = [estimate(one).seconds / estimated.simulate(one).seconds for one in plans]
+    print(f"{min(ratios):.3f} to {max(ratios):.3f}")
+    assert 0.85 < min(ratios) and max(ratios) < 1.15
+
+
+def test_an_estimate_after_changes_is_that_made_anew(estimated):
+    estimate, anew, draw = estimated.estimate(), estimated.estimate(), random.Random(1)
+    plan = BlockPlan((Way.ROWS,) * len(estimated.plans.blocks), 4)
+    for number in range(1000):
+        plan = changed(plan, draw)
+        if number % 50 == 49:
+            plan = plan._replace(checkpoint=not plan.checkpoint, zero=draw.choice(["", "v1"]))
+        before = anew.computed
+        anew._plan = None  # all of it is computed
+        expected = anew(plan)
+        assert anew.computed - before == 2 * len(plan.ways)
+        found = estimate(plan)
+        assert found.seconds == pytest.approx(expected.seconds, rel=1e-9) and found.lacks == expected.lacks
+    assert estimate.computed < 0.9 * anew.computed
+
+
+def test_plans_that_no_strategy_says_are_refused_and_leave_nothing_half_made(estimated):
+    estimate = estimated.estimate()
+    plan = BlockPlan((Way.ROWS,) * len(estimated.plans.blocks), 4)
+    expected = estimate(plan)
+    with pytest.raises(decision.PlanError, match="would share devices"):
+        estimate(plan._replace(ways=(Way.SPLIT, *plan.ways[1:]), group=2))
+    assert estimate(plan) == expected
+
+
+def test_a_large_model_is_walked_by_estimates_and_the_best_is_simulated(init, monkeypatch):  # noqa: F811
+    monkeypatch.setattr(decision, "_ESTIMATED", 1)
+    init(4, annotate=False, auto__planner="search", auto__machine="4*v100-16,pcie3", auto__rows=64, auto__steps=100)
+    find_strategy(Graph.get(may_create=True), model(), tf.trainable_variables())
+    found = Graph.get().state_of(SearchResult)
+    by_rows = next(one for one in found.compared if one.candidate.name == "the script as it is")
+    assert found.chosen.fits and found.chosen.outcome.seconds < 0.8 * by_rows.outcome.seconds
+    assert "plans in 100 steps" in found.by_blocks
+
+
+@pytest.mark.long
+@pytest.mark.timeout(600)
+def test_how_many_plans_a_second(init, monkeypatch):  # noqa: F811
+    """10,000 ops on 64 devices, and neighbours that change; a CPU that is busy makes some three times fewer."""
+    hosts = [f"w{number}.invalid:1" for number in range(8)]
+    monkeypatch.setenv("TF_CONFIG", json.dumps({"cluster": {"worker": hosts}, "task": {"type": "worker", "index": 0}}))
+    config = {"auto__rows": 8192, "auto__budget": 0}
+    found = Estimated(init, monkeypatch, lambda: model(1333, 64), "8x8*v100-16,eth-100", 8, **config)
+    estimate, draw = found.estimate(), random.Random(2)
+    rows = (Way.ROWS,) * len(found.plans.blocks)
+    for way in (Way.SPLIT, Way.SMALL):
+        estimate(BlockPlan((way,) * len(rows), 8))
+    begin, count = time.process_time(), 2000
+    for _ in range(count):
+        last = draw.randrange(1, len(rows))
+        ways = tuple(draw.choice((Way.SPLIT, Way.SMALL)) for _ in range(last))
+        estimate(BlockPlan(rows[last:] + ways, 8))
+    rate = count / (time.process_time() - begin)
+    print(f"{len(found.model.strategy.ops)} ops: {rate:.0f} plans a second")
+    assert rate > 125
