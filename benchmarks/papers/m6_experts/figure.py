@@ -39,7 +39,8 @@ def figure() -> Figure:
     host = sum(memory[0].by_role[role] for role in _HOST_ROLES) * planning.NODE
     assumed = (
         f"the model above, {ROWS} row of {model.LENGTH} words on each GPU, an expert takes one word of a row; V100 of "
-        "32 GB; float32, Adam"
+        "32 GB; float32, Adam; with offload, host memory at the speed of PCIe 3 and updates by a CPU like the preset "
+        "`cpu`"
     )
     comparisons = (
         Comparison(_FEATURES, "trains", _fits(float(memory[3].peak), limit), "", assumed),
