@@ -2,7 +2,7 @@
 
 All ranks are taken to send the same message at the same time: what leaves by a link of several ranks shares it. The
 messages of one rank follow each other on a link, and so do its collectives that use the same links. Transfers and
-collectives are taken not to disturb each other.
+collectives are taken not to disturb each other, nor exchanges of splits and the gradients of their shards.
 """
 
 from typing import Dict, List, NamedTuple, Sequence, Tuple
@@ -69,7 +69,9 @@ class Traffic:
         place = self._classes[number].place
         devices = self._holders[place]
         seconds = self._costs.cost(collective, devices, nbytes).seconds * self._contention_of_holders[place]
-        return Carried(seconds, self._pool(number, 0), len(devices))
+        # The places divide the links in these seconds, so they do not wait for each other as well.
+        pool = (*self._pool(number, 0), place) if len(self._holders) > 1 else self._pool(number, 0)
+        return Carried(seconds, pool, len(devices))
 
     def of_group(self, collective: str, number: int, nbytes: float) -> Carried:
         """A collective of the group of a split of each rank of a class, while the other groups have theirs."""

@@ -143,6 +143,23 @@ def test_ranks_of_a_split_are_simulated_once(nodes):
     assert {one.memory.peak for one in alone.devices} == {folded.devices[0].memory.peak}
 
 
+def test_places_of_groups_divide_the_network_and_do_not_wait_for_each_other_as_well():
+    costs = two_layers()
+    halves = {3: COLUMNS, 6: ROWS_OF_KERNEL}
+    quarters = {3: COLUMNS.replace("4+4", "6+2"), 6: ROWS_OF_KERNEL.replace("4+4", "6+2")}
+    nodes = [["a"] * 2] * 2
+    found = {}
+    for name, ratios, choices in (("equal", (), halves), ("unequal", (3, 1), quarters)):
+        planned = strategy(costs, devices=2, workers=2, blocks=[split(2, ratios)], choices=choices)
+        found[name] = predict(planned, costs, machine(nodes, bandwidth=1e30, network=(0.0, 4.0)), 8)
+    assert [len(found[name].devices) for name in ("equal", "unequal")] == [1, 2]  # of one class, and of two
+    # Each place sends its part of 1,600 bytes of gradients at half of 4 bytes a second: 800, or 1,200 and 400.
+    for name, largest in (("equal", 800.0), ("unequal", 1200.0)):
+        compute = max(one.busy for one in found[name].devices)
+        assert found[name].seconds == pytest.approx(compute + largest / 2.0, rel=0.02)
+        assert found[name].bound.traffic <= found[name].seconds
+
+
 def test_a_split_on_devices_of_its_own_is_refused():
     costs = two_layers()
     planned = strategy(costs, devices=3, blocks=[replicate(1), split(2)], block_of=[0] * 4 + [1] * 3)
