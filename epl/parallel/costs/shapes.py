@@ -90,6 +90,7 @@ def output_types(
         note = "{} does not fit the model with {} for its unknown dimensions ({})"
         refusal = str(error).split("\n")[0]
         return types, [note.format(source, UNKNOWN_DIMENSION, refusal)] + still_open(view, types)
+    inferred = {node: _with_noted(outputs, types[node]) for node, outputs in inferred.items()}
     note = "the dimensions that {} leaves open, such as the batch, count as {}"
     return inferred, [note.format(source, UNKNOWN_DIMENSION)][: len(assumed)] + still_open(view, inferred)
 
@@ -123,6 +124,11 @@ def _inferred(view: GraphView, nodes: Collection[int], graph_def: tf.GraphDef) -
     scratch = tf.Graph()
     tf_compat.import_nodes(scratch, graph_def.SerializeToString(), [view.nodes[i].name for i in nodes], [], [])
     return types_of(scratch, view, nodes)
+
+
+def _with_noted(inferred: Sequence[TensorType], noted: Sequence[TensorType]) -> List[TensorType]:
+    """Outputs with the shapes that only `Tensor.set_shape` tells, such as those of tf.py_func."""
+    return [other if one.shape is None else one for one, other in zip(inferred, noted)]
 
 
 def has_assumed_rank(shape: tf.TensorShape) -> bool:

@@ -119,6 +119,14 @@ def test_an_open_batch_is_followed_through_reshapes():
     assert flops_of(tf.matmul(flat, ones(10, 3))) == 2 * UNKNOWN_DIMENSION * 6 * 10 * 3
 
 
+def test_a_shape_that_is_set_counts_where_the_batch_is_open():
+    x = tf.placeholder(tf.float32, [None, 8])
+    found = tf.py_func(lambda value: value, [x], tf.float32)
+    found.set_shape([None, 16])
+    view, costs = costs_of(tf.nn.relu(found))
+    assert [one.shape for one in costs.types[view.index["PyFunc"]]] == [(None, 16)]
+
+
 def test_an_open_batch_of_an_iterator_is_followed():
     data = tf.data.Dataset.from_tensors(np.ones([10], "f")).repeat().batch(4)
     x = tf.data.make_initializable_iterator(data).get_next()
