@@ -23,6 +23,7 @@ from epl.planner.machine.op_kinds import Kind
 from epl.planner.prediction.facts import Output, source_of
 from epl.planner.prediction.layout import decided
 from epl.planner.prediction.prediction import KnownParts
+from epl.planner.prediction.rank_classes import contention
 from epl.planner.prediction.split_work import exchanges_of, find_split_work, parse_placement, tensor_value
 from epl.planner.search.block_plans import BlockPlan, BlockPlans, Way
 from epl.planner.search.comparison import PlanOutcome
@@ -91,6 +92,7 @@ class BlockEstimate:
         self._max_splits = max(1, Env.get().config.communication.max_splits)
         self._slots = sum(costs.slots.values())
         self._ways: Dict[Tuple[str, int], WayCosts] = {}
+        self._shared: Dict[int, Tuple[int, int]] = {}
         self._crossing = self._find_crossing()
         self._between: Dict[Tuple[int, int, str, str, int], Tuple[float, float]] = {}
         self._last_consumer = [max([at for at, own in self._crossing.items() if block in own] or [block])
@@ -196,8 +198,22 @@ class BlockEstimate:
         name = "reduce-scatter" if plan.zero in ("v1", "v2") else "all-reduce"
         seconds = self._links.cost(name, range(self._ranks), whole).seconds if whole else 0.0
         if held and plan.group < self._ranks:
-            seconds += self._links.cost("all-reduce", range(0, self._ranks, plan.group), held).seconds
+            holders = range(0, self._ranks, plan.group)
+            seconds += self._links.cost("all-reduce", holders, held).seconds * self._sharing(plan.group)[1]
         return seconds
+
+    def _exchange(self, collective: str, group: int, nbytes: float) -> float:
+        """Seconds of a collective of each group, all at the same time."""
+        return self._links.cost(collective, range(group), nbytes).seconds * self._sharing(group)[0]
+
+    def _sharing(self, group: int) -> Tuple[int, int]:
+        """How many groups, and how many rings of the holders of one shard, divide the busiest link."""
+        if group not in self._shared:
+            ranks = range(self._ranks)
+            groups = [ranks[first : first + group] for first in ranks[::group]]
+            holders = [ranks[place::group] for place in range(group)]
+            self._shared[group] = max(contention(self._links, groups)), max(contention(self._links, holders))
+        return self._shared[group]
 
     def _gather(self, nbytes: float) -> float:
         return self._links.cost("all-gather", range(self._ranks), nbytes).seconds if nbytes else 0.0
@@ -246,7 +262,7 @@ class BlockEstimate:
         for one in found.exchanges:
             if self._of_op[one.at] == self._of_op[one.source[0]]:
                 size = self._costs.exchanged_bytes(rows, *one.source) * one.fraction
-                seconds = self._links.cost(one.collective, range(group), size).seconds
+                seconds = self._exchange(one.collective, group, size)
                 inside[int(one.is_backward), self._of_op[one.at]] += seconds
         places = [(rows, work, held, found.of_group) for work, held in zip(found.work, found.held)]
         return self._summed(places, found.variables, inside, group)
@@ -313,8 +329,7 @@ class BlockEstimate:
                 return _NEVER, _NEVER
             for step in path:
                 for one in exchanges_of(self._facts, number, source, value, step, size, group):
-                    cost = self._links.cost(one.collective, range(group), size * one.fraction)
-                    seconds[int(one.is_backward)] += cost.seconds
+                    seconds[int(one.is_backward)] += self._exchange(one.collective, group, size * one.fraction)
         return seconds[0], seconds[1]
 
     def _given(self, source: Output, way: str, group: int) -> Placement:

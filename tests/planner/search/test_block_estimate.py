@@ -75,6 +75,16 @@ def test_estimates_agree_with_the_simulator(estimated):
     assert 0.85 < min(ratios) and max(ratios) < 1.15
 
 
+def test_shards_that_are_reduced_between_nodes_divide_the_network(init, monkeypatch):  # noqa: F811
+    hosts = ["a.invalid:1", "b.invalid:1"]
+    monkeypatch.setenv("TF_CONFIG", json.dumps({"cluster": {"worker": hosts}, "task": {"type": "worker", "index": 0}}))
+    found = Estimated(init, monkeypatch, model, "2x4*v100-16,eth-10", 4, auto__rows=2048)
+    estimate = found.estimate()
+    for way in (Way.SPLIT, Way.SMALL):
+        plan = BlockPlan((way,) * len(found.plans.blocks), 4)
+        assert estimate(plan).seconds == pytest.approx(found.simulate(plan).seconds, rel=0.15)
+
+
 def test_an_estimate_after_changes_is_that_made_anew(estimated):
     estimate, anew, draw = estimated.estimate(), estimated.estimate(), random.Random(1)
     plan = BlockPlan((Way.ROWS,) * len(estimated.plans.blocks), 4)
