@@ -69,6 +69,8 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
         path = getattr(options, name)
         if path and not os.path.isdir(os.path.dirname(os.path.abspath(path))):
             parser.error(f"--{name} {path}: there is no folder {os.path.dirname(os.path.abspath(path))}.")
+        if path and os.path.isdir(path):
+            parser.error(f"--{name} {path}: that is a folder. Name a file in it.")
     settings = _settings(parser, options)
     workers = int(options.devices.partition("x")[0]) if "x" in (options.devices or "") else 1
     _prepare(settings, workers)
@@ -234,13 +236,16 @@ def _plan(parser: argparse.ArgumentParser, options: argparse.Namespace, settings
         (options.json, "the plan, its simulation and the candidates", plan.to_json),
         (options.html, "a page with pictures", lambda: page.page(plan, os.path.basename(options.script))),
     ]
-    for path, what, text_of in files:
-        if path:
-            write_whole(path, text_of())
-            print(f"\n{path}: {what}")
-    if options.trace and plan.prediction is not None:
-        prediction_trace.write_prediction(plan.prediction, options.trace)
-        print(f"\n{options.trace}: the simulated step, for chrome://tracing or https://ui.perfetto.dev")
+    try:
+        for path, what, text_of in files:
+            if path:
+                write_whole(path, text_of())
+                print(f"\n{path}: {what}")
+        if options.trace and plan.prediction is not None:
+            prediction_trace.write_prediction(plan.prediction, options.trace)
+            print(f"\n{options.trace}: the simulated step, for chrome://tracing or https://ui.perfetto.dev")
+    except OSError as error:
+        parser.error(f"the plan is not written: {error}. Name files that can be written.")
     if options.trace and plan.prediction is None:
         sys.stderr.write(f"epl-plan: {options.trace} is not written, as the plan is not simulated: {plan.refusal}\n")
         return NO_PLAN
