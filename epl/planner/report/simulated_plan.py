@@ -61,7 +61,7 @@ class SimulatedPlan(NamedTuple):
         """What the devices lack."""
         devices = [] if self.prediction is None else self.prediction.devices
         return ", ".join(
-            f"{one.name} ({one.kind}) lacks {quantities.show(one.memory.lacks, quantities.BYTES)} of memory"
+            f"{one.name} lacks {quantities.show(one.memory.lacks, quantities.BYTES)} of memory"
             for one in devices
             if one.memory.lacks
         )

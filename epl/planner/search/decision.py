@@ -310,7 +310,7 @@ def outcome(
 ) -> PlanOutcome:
     """What the simulator says of a strategy of a model on a machine."""
     found = predict(strategy, model.costs, machine, model.rows, known=known)
-    lacking = [(f"{one.name} ({one.kind})", float(one.memory.lacks)) for one in found.devices if one.memory.lacks]
+    lacking = [(one.name, float(one.memory.lacks)) for one in found.devices if one.memory.lacks]
     return PlanOutcome(found.seconds, tuple(lacking))
 
 
