@@ -326,6 +326,16 @@ def test_searches_for_the_fastest_plan_and_saves_it(plan, tmp_path):
     assert strategies.differences(*_read(tmp_path, "a.json", "b.json")) == []
 
 
+def test_a_searched_pipeline_of_a_script_with_one_scope_is_used_again(plan, tmp_path):
+    two_stages = ["--set", "pipeline.num_stages=2", "--rows", "64", "--search"]
+    code, _, error = plan(["--devices", "2", *two_stages, "--save", "a.json"])
+    assert code == 0, error
+    code, _, error = plan(["--devices", "2", "--plan", "a.json", "--save", "b.json"])
+    assert code == 0, error
+    used = _read(tmp_path, "a.json", "b.json")
+    assert len(used[1].blocks) == 2 and strategies.differences(*used) == []
+
+
 def _read(folder, *names):
     return [strategies.from_json((folder / name).read_text()) for name in names]
 
@@ -346,10 +356,10 @@ def test_a_plan_that_does_not_fit_is_none(plan, tmp_path):
     machine = {"devices": {"tiny": {"preset": "v100-16", "memory": "100 B"}}, "nodes": ["2*tiny"]}
     (tmp_path / "m.json").write_text(json.dumps(machine))
     code, out, error = plan(["--machine", "m.json"])
-    assert code == 1 and "epl-plan: no plan: ranks 0 to 1 (tiny)" in error and "lacks" in error and "Simulation:" in out
+    assert code == 1 and "epl-plan: no plan: ranks 0 to 1 (tiny) lacks " in error and "Simulation:" in out
     assert "of memory. No number of such devices up to 512 would do. Other decisions may: auto.planner" in error
     code, _, error = plan(["--machine", "m.json", "--search"])
-    assert code == 1 and "candidates fits the memory of the devices" in error
+    assert code == 1 and "candidates fits the memory of the devices" in error and "(tiny) lacks" in error
     assert "or devices with more memory. By rows or in stages, no number of such devices up to 512 would do." in error
 
 

@@ -21,6 +21,7 @@ FORMAT = "epl-strategy"
 VERSION = 1
 OUTSIDE = -1  # the block of ops before the first scope, if that is a split, which does not hold them
 SCOPES = "scopes"  # where blocks come from that the script annotates
+PLANNER = "planner"  # where blocks come from that a search has found
 
 # The configuration keys that a strategy decides.
 DECIDED_KEYS = (
