@@ -12,7 +12,7 @@ from typing import Callable, Dict, Iterator, List, Mapping, NamedTuple, Optional
 from epl.parallel.plan import strategy as strategies
 from epl.parallel.plan.strategy import Block, Setting, Strategy
 
-PLANNER = "planner"  # the origin of what the search decides
+PLANNER = strategies.PLANNER  # the origin of what the search decides
 _LEFT_ALONE = ("default", PLANNER)  # origins of settings that it may decide
 # Micro batches for each stage of a pipeline: more shrink the bubble, and cost a launch of every op each.
 MICRO_BATCHES = (1, 2, 4, 8)
@@ -98,9 +98,9 @@ def _all_settings(stages: int, replicas: int) -> Iterator[Mapping[str, object]]:
     for level in levels if replicas > 1 else ():
         saving += [{"zero.level": level}, {"zero.level": level, "gradient_checkpoint.type": "auto"}]
     for settings in saving:
-        for count in MICRO_BATCHES:
-            if stages > 1 or count == 1:  # with one stage a run of the script would be one micro batch, not a step
-                yield dict(settings, **({"pipeline.num_micro_batch": stages * count} if stages > 1 else {}))
+        yield settings  # with the micro batches of the script
+        for count in MICRO_BATCHES if stages > 1 else ():  # one stage would take a run for each of them
+            yield dict(settings, **{"pipeline.num_micro_batch": stages * count})
 
 
 def with_settings(strategy: Strategy, settings: Mapping[str, object]) -> Optional[Strategy]:

@@ -87,6 +87,7 @@ class StageSearch:
         """
         self._base, self._costs, self._machine, self._rows = base, costs, machine, rows
         self._place_of = place_of
+        self._micro_batches = int(decided(base)["pipeline.num_micro_batch"])  # of the script
         self._links = CollectiveCosts(machine)
         self._chain = ChainCosts(base, costs, place_of)
         self._weights = float(sum(op.variable_bytes for op in costs.ops if op.is_trained))
@@ -135,14 +136,14 @@ class StageSearch:
     def _pipelines(self, count: int, is_allowed: IsAllowed) -> Iterator[List[_Pipeline]]:
         """Pipelines of a number of stages, those that only differ in what saves memory together."""
         devices = self._base.workers * self._base.devices // count
-        for factor in MICRO_BATCHES:
+        for micro_batches in dict.fromkeys((self._micro_batches, *(count * each for each in MICRO_BATCHES))):
             known: Dict[PipelinePlace, None] = {}
             for of_stage in range(1, devices + 1):
                 if devices % of_stage:
                     continue
                 group = []
                 for saving in self._savings(devices):
-                    pipeline = self._pipeline(count, of_stage, count * factor, saving, is_allowed)
+                    pipeline = self._pipeline(count, of_stage, micro_batches, saving, is_allowed)
                     if pipeline is not None:
                         group.append(pipeline)
                 if group and group[0].place not in known:
@@ -159,7 +160,8 @@ class StageSearch:
         """A pipeline; None if the user, the layout or the rows rule it out."""
         settings: Dict[str, object] = {"pipeline.num_micro_batch": micro_batches}
         words = [f"{count} stages" + (f" of {of_stage} devices" if of_stage > 1 else ""), "cut for their devices"]
-        words.append(f"{micro_batches} micro batches")
+        if micro_batches != self._micro_batches:
+            words.append(f"{micro_batches} micro batches")
         if saving.shards:
             settings["zero.level"] = "v1"
             words.append("ZeRO v1")

@@ -83,7 +83,7 @@ def test_most_saving_candidates():
 
 @pytest.mark.parametrize(
     "memory, message",
-    [("12 MB", "([0-9]+) such devices would do"), ("1 MB", "in stages, no number of such devices up to 512 would")],
+    [("9 MB", "([0-9]+) such devices would do"), ("1 MB", "in stages, no number of such devices up to 512 would")],
 )
 def test_a_search_without_a_plan_says_what_would_do(init, tmp_path, memory, message, monkeypatch):  # noqa: F811
     monkeypatch.setattr(decision, "_leaves_blocks", lambda strategy: False)  # a split would fit

@@ -204,6 +204,21 @@ def test_search_finds_rows_by_speed_too(init, tmp_path):  # noqa: F811
         assert Env.get().config.auto.balance not in ("even", "speed")
 
 
+def test_scopes_that_read_their_batches_may_save_memory(init):  # noqa: F811
+    init(2, annotate=False, auto__planner="search", auto__budget=0, auto__machine="2*v100-16")
+    rows = tf.ones([64, 64])
+    for first in (0, 4):
+        with epl.replicate(1):
+            for layer in range(first, first + 4):
+                rows = tf.layers.dense(rows, 64, tf.tanh, name=f"layer{layer}")
+    tf.train.AdamOptimizer(0.1).minimize(tf.reduce_mean(rows))
+    found = Graph.get().state_of(SearchResult)
+    assert {one.candidate.name for one in found.compared if one.outcome} == {
+        "the script as it is",
+        "the scopes of the script, gradient checkpoint",
+    }
+
+
 def test_what_is_asked_wrongly(init):  # noqa: F811
     init(2, annotate=False, auto__balance="speed", auto__auto_parallel=True, pipeline__num_stages=2)
     with pytest.raises(PlanError, match="the rows depend on stages that are found later"):
@@ -217,15 +232,8 @@ def test_what_is_asked_wrongly(init):  # noqa: F811
     init(2, annotate=False, auto__planner="search", auto__budget=0, auto__plan_file="plan.json")
     with pytest.raises(PlanError, match="Leave one of them out"):
         _minimize()
-    init(
-        2,
-        annotate=False,
-        auto__planner="search",
-        auto__budget=0,
-        auto__balance="speed",
-        auto__machine="2*v100-16",
-        auto__rows=1,
-    )
+    wanted = {"auto__planner": "search", "auto__budget": 0, "auto__balance": "speed", "auto__machine": "2*v100-16"}
+    init(2, annotate=False, auto__rows=1, pipeline__num_stages=1, **wanted)  # 2 stages would do with a row
     with pytest.raises(PlanError, match="A batch of 1 rows cannot be shared out"):
         _minimize()
 

@@ -52,14 +52,15 @@ def all_pipelines(costs, where, rows, **settings):
     """The predictions of all pipelines without anything that saves memory."""
     devices = where.num_devices
     for count in range(2, devices + 1):
-        for each, factor in itertools.product(range(1, devices + 1), MICRO_BATCHES):
+        micro_batches = (1, *(count * factor for factor in MICRO_BATCHES))
+        for each, parts in itertools.product(range(1, devices + 1), micro_batches):
             if devices % (count * each):
                 continue
             for begins in itertools.combinations(range(1, len(costs.layers)), count - 1):
                 one = strategy(
                     costs,
                     devices=devices,
-                    **{**OPEN, **settings, "pipeline__num_micro_batch": count * factor},
+                    **{**OPEN, **settings, "pipeline__num_micro_batch": parts},
                     **stages(costs, *begins, devices=each),
                 )
                 try:
