@@ -180,7 +180,7 @@ def _annotate(
 ) -> None:
     """Makes the TaskGraphs of the blocks; those of the script must be equal to them."""
     alone = [block_of(taskgraph, [])[:2] for taskgraph in graph.taskgraphs] == [("replicate", 1)]
-    is_searched = config.auto.planner == "search" or strategy.blocks_origin == strategies.PLANNER  # now, or for the file
+    is_searched = config.auto.planner == "search" or strategy.blocks_origin == strategies.PLANNER  # now or before
     leaves_blocks = config.auto.auto_parallel or is_searched
     is_free = not graph.taskgraphs or (leaves_blocks and alone)
     if not is_free:
