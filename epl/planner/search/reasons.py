@@ -132,8 +132,8 @@ def _reason(
     ]
     if source and origin == PLANNER:
         origin = source
-    elif others and origin == "default":
-        origin = PLANNER  # it has compared the default with others, and kept it
+    elif others and origin in ("default", strategies.SCOPES):
+        origin = PLANNER  # it has compared what was there with others, and kept it
     if chosen is None or chosen.outcome is None or not others:
         return Reason(decision.name, value, origin)
     seconds = chosen.outcome.seconds

@@ -74,6 +74,8 @@ def test_origins():
     assert found["zero.level"].origin == "planner"  # it has compared the default with others
     assert found["pipeline.num_micro_batch"].origin == "default"
     assert found["blocks"].origin == "scopes"
+    searched = _reasons(PLAIN, _compared("2 stages", 3.0, begins=(2,)))
+    assert searched["blocks"].origin == "planner"  # scopes that the planner may change are no decision of the script
     settings = (Setting("zero.level", '"v1"', "code"), Setting("offload.level", '""', "planner"))
     strategy = PLAIN.candidate.strategy._replace(settings=settings)
     origins = {one.decision: one.origin for one in find_reasons(strategy, source="auto.plan_file 'a.json'")}
