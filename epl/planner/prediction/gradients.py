@@ -3,11 +3,11 @@
 plain, v0    bucket 0: all-reduce       bucket 1: all-reduce ...         each when the backward pass has come so far
 v1, v2       bucket 0: reduce-scatter   ...                              of the variables in shards
 v0, v1       gather of each weight, small ones together, before its first use; held until its last
-v2           gather of a block of weights, in the forward and in the backward pass
-offload      copy of a block of weights, in the forward and in the backward pass
+v2           gather of a block of weights, in the forward and in the backward pass, and where a segment is recomputed
+offload      copy of a block of weights, as often
 """
 
-from typing import Dict, List, NamedTuple, Sequence, Set, Tuple
+from typing import Collection, Dict, List, NamedTuple, Sequence, Set, Tuple
 
 from epl.ops import bucketing
 from epl.parallel.weights.prefetch import WeightUse, cut_blocks, largest
@@ -74,12 +74,14 @@ class WeightGather(NamedTuple):
     Attributes:
       bytes: of the full weights.
       bytes_again: of those that the backward pass reads.
+      bytes_recomputed: of those that ops take which run a second time.
       first, last: the positions of their first and last use.
       variables: how many.
     """
 
     bytes: float
     bytes_again: float
+    bytes_recomputed: float
     first: int
     last: int
     variables: int
@@ -130,15 +132,18 @@ def plan_gradients(variables: Sequence[StageVariable], scatters: bool, max_split
     return sorted(found, key=lambda bucket: -bucket.complete)
 
 
-def plan_gathers(variables: Sequence[StageVariable], level: str) -> List[WeightGather]:
+def plan_gathers(
+    variables: Sequence[StageVariable], level: str, recomputed: Collection[int] = ()
+) -> List[WeightGather]:
     """ZeRO's gathers of weights, in the order of their first use in the forward pass.
 
     Args:
       variables: of the stage.
       level: `zero.level`.
+      recomputed: the positions that run a second time.
     """
     cut = sorted((one for one in variables if one.in_parts), key=lambda one: one.uses[:1])
-    return _in_blocks(cut) if level == DROPS else _in_packs(cut)
+    return _in_blocks(cut, recomputed) if level == DROPS else _in_packs(cut)
 
 
 def _in_packs(variables: Sequence[StageVariable]) -> List[WeightGather]:
@@ -156,6 +161,7 @@ def _in_packs(variables: Sequence[StageVariable]) -> List[WeightGather]:
         WeightGather(
             sum(one.bytes for one in pack),
             sum(one.bytes for one in pack),
+            0.0,
             min(min(one.uses, default=0) for one in pack),
             max(max(one.uses, default=0) for one in pack),
             len(pack),
@@ -164,31 +170,41 @@ def _in_packs(variables: Sequence[StageVariable]) -> List[WeightGather]:
     ]
 
 
-def plan_copies(variables: Sequence[StageVariable]) -> List[WeightGather]:
+def plan_copies(variables: Sequence[StageVariable], recomputed: Collection[int] = ()) -> List[WeightGather]:
     """The copies of weights from the memory of the host, in the order of their first use in the forward pass.
 
     Args:
       variables: of the stage.
+      recomputed: the positions that run a second time.
     """
     uses = _uses([one._replace(bytes=one.copied_bytes) for one in variables])
     again = {one.op for one in variables if one.is_read_again}
     found = []
     for block in cut_blocks(uses, largest(uses)):
         sizes = {use.source: use.bytes for use in block}
-        total, read = (float(sum(sizes[one] for one in some)) for some in (sizes.keys(), sizes.keys() & again))
-        found.append(WeightGather(total, read, block[0].consumer, block[-1].consumer, len(sizes)))
+        total, read, taken = (
+            float(sum(sizes[one] for one in some))
+            for some in (sizes.keys(), sizes.keys() & again, _taken_in(block, recomputed))
+        )
+        found.append(WeightGather(total, read, taken, block[0].consumer, block[-1].consumer, len(sizes)))
     return found
 
 
-def _in_blocks(variables: Sequence[StageVariable]) -> List[WeightGather]:
+def _in_blocks(variables: Sequence[StageVariable], recomputed: Collection[int]) -> List[WeightGather]:
     uses = _uses(variables)
     forward_and_backward = 2 * sum(use.bytes for use in uses)
     found = []
     for block in cut_blocks(uses, forward_and_backward // BLOCKS):
         sizes = {use.source: use.bytes for use in block}
         total = float(sum(sizes.values()))
-        found.append(WeightGather(total, total, block[0].consumer, block[-1].consumer, len(sizes)))
+        again = total if _taken_in(block, recomputed) else 0.0
+        found.append(WeightGather(total, total, again, block[0].consumer, block[-1].consumer, len(sizes)))
     return found
+
+
+def _taken_in(block: Sequence[WeightUse], positions: Collection[int]) -> Set[int]:
+    """The weights of a block that ops at some positions take."""
+    return {use.source for use in block if use.consumer in positions}
 
 
 def _uses(variables: Sequence[StageVariable]) -> List[WeightUse]:

@@ -8,7 +8,7 @@ A device is one (class, stage). The passes of a device follow each other in the 
 output of an op: it is there from the start of its op to the end of the last op that takes it.
 """
 
-from typing import Dict, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Dict, List, NamedTuple, Optional, Sequence, Set, Tuple
 
 import numpy as np
 
@@ -38,7 +38,7 @@ from epl.planner.prediction.traffic import Carried, Traffic
 from epl.planner.simulator.model_costs import ModelCosts
 from epl.planner.simulator.program import SimulatedOutput
 
-_FORWARD_PASS, _BACKWARD_PASS = "forward pass", "backward pass"
+_FORWARD_PASS, _BACKWARD_PASS, _RECOMPUTATION = "forward pass", "backward pass", "recomputation"
 _ONE_F_ONE_B = "PreferBackward"  # of the runs of gradient accumulation, which follow each other
 
 
@@ -124,6 +124,7 @@ class StepLowering:
         self._updated: Dict[int, List[int]] = {}  # device -> the update that the next one waits for
         self._unchecked: Dict[int, List[_Update]] = {}  # device -> updates that wait for all gradients
         self._gathered: Dict[Tuple[int, int], Buffer] = {}  # (device, gather) while it is held
+        self._for_again: Set[Tuple[int, int]] = set()  # those of them that came for a recomputation
         self._parts: Dict[int, List[_GradientPart]] = {}
         self._temporary: Dict[Tuple[int, str, Tuple[Piece, ...]], List[int]] = {}
         self._again: Dict[Tuple[int, int, int], Tuple[float, int]] = {}  # segment -> seconds and temporary memory
@@ -248,9 +249,11 @@ class StepLowering:
         ]
         kept = self._kept.pop((device, micro_batch))
         received = self._received.pop((device, micro_batch), [])
+        self._drop_blocks(device, stage)
         for at in range(len(pieces) - 1, -1, -1):
             piece = pieces[at]
             self._recompute(number, action, pieces, at, kept)
+            self._gather_again(number, stage, micro_batch, self._recomputed_blocks(number, stage, piece[0])[:1])
             inputs = kept.pop(at, []) + (arrived if at == len(pieces) - 1 else []) + (received if at == 0 else [])
             inputs = inputs + self._weights_backward(number, stage, micro_batch, piece, at == len(pieces) - 1)
             parts = [one for one in self._parts_of(device, own, stage) if piece[0] <= one.begin < piece[1]]
@@ -287,25 +290,41 @@ class StepLowering:
         """Computes the segment that ends with a piece a second time."""
         stage = action.stage
         device, work = self._device(number, stage), self._own(number, stage).work
-        starts = self._plans.cuts[stage].segments
-        end = pieces[at][1]
-        begin = max([start for start in starts if start < end], default=-1)
-        if begin < 0 or (end != len(work) and end not in starts) or not work.recomputed[begin:end].any():
+        begin, end = self._segment_before(number, stage, pieces[at][1])
+        if begin == end:
             return
-        made = len(self.builder.ops)
-        outputs: List[SimulatedOutput] = []
-        for place in range(at, -1, -1):
-            if pieces[place][0] >= begin:
-                size = work.held_by(work.again, pieces[place])
-                if size:
-                    kept.setdefault(place, []).append((made, len(outputs)))
-                    outputs.append(output(size, ACTIVATIONS))
-        told = self._told(LoweredKind.RECOMPUTE, action, (begin, end), -1)
-        segment = device, begin, end
-        if segment not in self._again:
-            self._again[segment] = work.recompute_seconds((begin, end)), work.recompute_temporary((begin, end))
-        seconds, temporary = self._again[segment]
-        self._pass(device, told, seconds, [], outputs, temporary)
+        blocks = self._recomputed_blocks(number, stage, end)
+        gathers = self._plans.cuts[stage].gathers
+        cuts = [gathers[block].first for block in blocks[1:] if gathers[block].first > begin]
+        parts = list(zip([begin, *cuts], [*cuts, end]))
+        for place, part in enumerate(parts):
+            self._gather_again(number, stage, action.micro_batch, blocks[place : place + 2])
+            made = len(self.builder.ops)
+            outputs: List[SimulatedOutput] = []
+            for piece_at in range(at, -1, -1):
+                if part[0] <= pieces[piece_at][0] < part[1]:
+                    size = work.held_by(work.again, pieces[piece_at])
+                    if size:
+                        kept.setdefault(piece_at, []).append((made, len(outputs)))
+                        outputs.append(output(size, ACTIVATIONS))
+            told = self._told(LoweredKind.RECOMPUTE, action, part, place if len(parts) > 1 else -1)
+            key = device, *part
+            if key not in self._again:
+                self._again[key] = work.recompute_seconds(part), work.recompute_temporary(part)
+            seconds, temporary = self._again[key]
+            inputs = self._used_in(device, gathers, part) if blocks else []
+            self._pass(device, told, seconds, inputs, outputs, temporary)
+        for block in blocks[:-1]:  # the last one serves the backward pass as well
+            if (device, block) in self._for_again:
+                del self._gathered[device, block]
+        self._for_again.clear()
+
+    def _segment_before(self, number: int, stage: int, end: int) -> Piece:
+        """The segment that ends at a position, if it is recomputed; else an empty piece."""
+        work, starts = self._own(number, stage).work, self._plans.cuts[stage].segments
+        begin = max([start for start in starts if start < end], default=end)
+        is_end = end == len(work) or end in starts
+        return (begin, end) if is_end and work.recomputed[begin:end].any() else (end, end)
 
     def _send_backward(self, number: int, pair: Tuple[int, int], micro_batch: int, sent: Buffer) -> None:
         size = self._message(number, pair).gradients
@@ -438,7 +457,7 @@ class StepLowering:
         """Gathers some weights, or copies them from the host, after the last pass of the device so far."""
         device, gather = self._device(number, stage), self._plans.cuts[stage].gathers[at]
         if self._options.offload:
-            size = gather.bytes_again if what == _BACKWARD_PASS else gather.bytes
+            size = {_BACKWARD_PASS: gather.bytes_again, _RECOMPUTATION: gather.bytes_recomputed}.get(what, gather.bytes)
             if size:
                 self._gathered[device, at] = (self._copy_from_host(device, size, gather.variables, what), 0)
             return
@@ -472,15 +491,35 @@ class StepLowering:
             if self._num_stages > 1 and micro_batch < self._layout.micro_batches - 1:
                 return []
             return [self._gathered[device, at] for at, one in enumerate(gathers) if piece[0] <= one.first < piece[1]]
-        # The last block is still there, but in a pipeline, where other passes may run between the two.
-        dropped = len(gathers) - (self._num_stages == 1)
-        if is_first:
-            for at in range(dropped):
-                self._gathered.pop((device, at), None)
-        for at in range(dropped - 1, -1, -1):
-            if is_first if at == len(gathers) - 1 else piece[0] <= gathers[at + 1].last < piece[1]:
+        for at in range(len(gathers) - 1, -1, -1):
+            is_next = is_first if at == len(gathers) - 1 else piece[0] <= gathers[at + 1].last < piece[1]
+            if is_next and (device, at) not in self._gathered:
                 self._gather(number, stage, at, micro_batch, _BACKWARD_PASS)
         return self._used_in(device, gathers, piece)
+
+    def _drop_blocks(self, device: int, stage: int) -> None:
+        """After a forward pass. The last block stays, but in a pipeline, where other passes may run between the two."""
+        if self._options.drops:
+            for at in range(len(self._plans.cuts[stage].gathers) - (self._num_stages == 1)):
+                self._gathered.pop((device, at), None)
+
+    def _recomputed_blocks(self, number: int, stage: int, end: int) -> List[int]:
+        """The blocks of weights that come again for the segment which ends at a position, and is recomputed."""
+        begin, end = self._segment_before(number, stage, end) if self._options.drops else (end, end)
+        work = self._own(number, stage).work
+        return [
+            at
+            for at, one in enumerate(self._plans.cuts[stage].gathers)
+            if one.bytes_recomputed and work.recomputed[max(begin, one.first) : min(end, one.last + 1)].any()
+        ]
+
+    def _gather_again(self, number: int, stage: int, micro_batch: int, blocks: Sequence[int]) -> None:
+        """Gathers blocks that are not there for a recomputation."""
+        for block in blocks:
+            key = self._device(number, stage), block
+            if key not in self._gathered:
+                self._gather(number, stage, block, micro_batch, _RECOMPUTATION)
+                self._for_again.add(key)
 
     def _used_in(self, device: int, gathers: Sequence[WeightGather], piece: Piece) -> List[Buffer]:
         return [

@@ -337,9 +337,10 @@ class _Maker:
     ) -> StageCuts:
         options = self._options
         buckets = gradients.plan_gradients(variables, options.scatters, options.max_splits)
-        gathers = gradients.plan_gathers(variables, options.zero) if options.zero else []
+        again = frozenset(np.flatnonzero(recomputation.recomputed).tolist())
+        gathers = gradients.plan_gathers(variables, options.zero, again) if options.zero else []
         if options.offload:
-            gathers = gradients.plan_copies(variables)
+            gathers = gradients.plan_copies(variables, again)
         exchanges = set() if self._split is None else {position[one.at] for one in self._split.exchanges}
         complete = np.zeros(len(ops))
         for one in variables:

@@ -82,6 +82,48 @@ def test_each_pass_of_a_pipeline_copies():
     assert moved(found)[FROM_HOST][1] == 3 * (4 + 3) * MB and moved(found)[TO_HOST][1] == 4 * MB
 
 
+def with_checkpoints(layers, places):
+    """Layers with a weight each, of which some are checkpoints of the script."""
+    costs = HandCosts([Layer(weight=MB, output=10.0, kept=True)] * layers)
+    checkpoints = {costs.first[layer] + 2 for layer in places}
+    costs.ops = tuple(op._replace(is_checkpoint=at in checkpoints) for at, op in enumerate(costs.ops))
+    return costs, {"gradient_checkpoint__type": "collection"}
+
+
+def test_weights_come_again_for_a_recomputation():
+    costs, settings = with_checkpoints(12, (3, 7))
+    found = predict(strategy(costs, offload__level="v0", **settings), costs, machine([["a"]]), 1)
+    # 12 forward and 10 backward, as above. Layers 0 to 2, and 4 to 6, run again: 2 and 6 need their weights once.
+    assert moved(found)[FROM_HOST] == (12 + 10 + 2 + 2, 26.0 * MB)
+    assert found.devices[0].memory.by_role["communication"] <= 3 * MB
+    again = [op for op, told in pairs(found) if told.kind == "recompute"]
+    assert len(again) == 6 and sum(op.seconds for op in again) == 6.0
+
+
+def test_the_copies_of_a_recomputation_run_while_the_device_computes():
+    costs, settings = with_checkpoints(12, (3, 7))
+    found = predict(strategy(costs, offload__level="v0", **settings), costs, machine([["a"]]), 1)
+    (update,) = {op.seconds for op, told in pairs(found) if told.kind == "host update"}
+    assert found.seconds == pytest.approx((12 * 3 + 6) + 2 * copy_seconds(MB, 1) + update, rel=1e-6)
+
+
+def test_shards_are_gathered_again_for_a_recomputation():
+    costs, settings = with_checkpoints(12, (3, 7))
+    found = predict(strategy(costs, devices=2, zero__level="v2", **settings), costs, machine([["a"] * 2]), 2)
+    assert moved(found)["weights (ZeRO)", "all-gather"] == (12 + 11 + 2 + 2, 27.0 * MB)
+
+
+@pytest.mark.parametrize("micro_batches", [1, 2])
+def test_each_pass_of_a_pipeline_copies_for_its_recomputation(micro_batches):
+    costs, settings = with_checkpoints(8, (1, 5))
+    planned = strategy(
+        costs, devices=2, offload__level="v0", pipeline__num_micro_batch=micro_batches, **settings, **stages(costs, 4)
+    )  # fmt: skip
+    found = predict(planned, costs, machine(bandwidth=1e30), micro_batches)
+    # Of stage 0 layers 0 and 2 run again, of stage 1 layer 4; each of them needs its weight once.
+    assert moved(found)[FROM_HOST][1] == micro_batches * (8 + 7 + 1) * MB
+
+
 def test_looked_up_rows_alone_are_copied():
     costs = HandCosts([Layer(weight=100 * MB, output=8.0, type="GatherV2"), Layer(weight=MB)])
     costs.ops = tuple(
