@@ -87,14 +87,21 @@ def call_gradient_function(
 
     Returns:
       The gradients by its inputs, in the scratch graph; and each tensor that it takes, with what stands for it there.
+
+    Raises:
+      ValueError: it creates a variable. What else it raises is its own.
     """
     gradient = ops.get_gradient_function(op)
     with op.graph.as_default():
         scratch = _ScratchGraph("gradient", shape_of)
-    with scratch.as_default():
+    with scratch.as_default(), tf.variable_creator_scope(_refuse_variable):
         seeds = [tf.placeholder(tensor.dtype.base_dtype, shape_of(tensor)) for tensor in op.outputs]
         made = gradient(op, *seeds)
     return list(made) if isinstance(made, (list, tuple)) else [made], list(scratch.captures)
+
+
+def _refuse_variable(create: Callable[..., Any], **arguments: Any) -> Any:
+    raise ValueError("A gradient function creates a variable, which would be one of the graph of its op.")
 
 
 class _ScratchGraph(func_graph.FuncGraph):

@@ -28,6 +28,11 @@ def broken(x):
     return tf.exp(x), gradient
 
 
+@tf.custom_gradient
+def with_a_variable(x):
+    return tf.exp(x), lambda dy: dy * tf.Variable(1.0, use_resource=True)
+
+
 def costs_of(function):
     with tf.Graph().as_default() as graph:
         x = tf.placeholder(tf.float32, [None, WIDTH])
@@ -84,3 +89,9 @@ def test_a_gradient_that_computes_again_counts_in_an_annotated_model(init):  # n
 def test_without_one_nothing_changes():
     costs, number, found = costs_of(tf.exp)
     assert found.backward_flops[number["Exp"]] > 0 and "IdentityN" not in number
+
+
+def test_a_gradient_function_that_creates_a_variable_is_not_called():
+    """`costs_of` sees that the graph of the script is as before."""
+    costs, _, _ = costs_of(with_a_variable)
+    assert "cannot be called by themselves" in "".join(costs.notes)
