@@ -100,7 +100,8 @@ def test_nothing_is_searched_where_nothing_is_open(init, machine, monkeypatch, d
 
 
 def test_fewer_rows_than_replicas_are_refused(init, machine):  # noqa: F811
-    init(2, annotate=False, auto__machine=machine, **{**SEARCH, "auto__rows": 1})
+    # Without the number of stages, one replica in two stages would train on the row.
+    init(2, annotate=False, auto__machine=machine, pipeline__num_stages=1, **{**SEARCH, "auto__rows": 1})
     with pytest.raises(PlanError, match=r"as it is: 1 row\(s\) are too few for 2 replica\(s\).* Take more rows"):
         minimize(width=64)
 
