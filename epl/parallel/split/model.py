@@ -163,9 +163,7 @@ class SplitModel(ShardOwner, ReplicaGroups):
         self._program = Program(
             self._region, self.ranks, times_on(device_type), fp16_scale is not None, self._ratios_of, full_inputs
         )
-        inside = [y for y in objective if y in self._program.number]
-        # What is differentiated outside of the split needs what leaves it.
-        self._program.train(inside if len(inside) == len(objective) else inside + list(self._region.outputs))
+        self._program.train(objective)
         decision = decide(self._program, LINKS[device_type], plan.choices, graph.state_of(SplitChoices))
         report.refuse_full_variables(self._program, decision)
         graph.keep(SplitSection, section_of(plan, self._program, decision))

@@ -177,9 +177,16 @@ class Program:
                     dropped.add(op)
         return [op for op in ops if op not in dropped]
 
-    def train(self, losses: Sequence[tf.Tensor]) -> None:
-        """Notes the losses as region outputs, what no loss depends on as not trained, and how long ops take."""
-        reached: Set[int] = {self.number[loss] for loss in losses if loss in self.number}
+    def train(self, objective: Sequence[tf.Tensor]) -> None:
+        """Notes the losses as region outputs, what no loss depends on as not trained, and how long ops take.
+
+        Args:
+          objective: what is differentiated; what of it is outside of the split needs all that leaves it.
+        """
+        losses = [y for y in objective if y in self.number]
+        if len(losses) < len(objective):
+            losses += [tensor for tensor in self._region.outputs if tensor in self.number]
+        reached = {self.number[loss] for loss in losses}
         self.outputs |= reached
         for step in reversed(self.steps):
             if reached.intersection(step.outputs):

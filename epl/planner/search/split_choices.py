@@ -6,7 +6,7 @@
 The graph is read alone. What is found is a part of a strategy, whose choices the lowering of a split follows.
 """
 
-from typing import Any, Dict, FrozenSet, List, Mapping, Optional, Sequence, Tuple
+from typing import Any, Dict, FrozenSet, Mapping, Optional, Sequence, Tuple
 
 import tensorflow.compat.v1 as tf
 
@@ -90,12 +90,10 @@ class SplitChooser:
                 self._graph.tf_graph.get_operation_by_name(self._found.ops[place].name): own
                 for place, own in ratios.items()
             }
-            region = find_region(with_readers(ops))
             half = Env.get().config.communication.fp16
             times = OpTimes(self._machine.devices[0])
-            program = Program(region, ranks, times, half, ops.get, self._full_inputs)
-            inside: List[tf.Tensor] = [y for y in self._objective if y in program.number]
-            program.train(inside if len(inside) == len(self._objective) else inside + list(region.outputs))
+            program = Program(find_region(with_readers(ops)), ranks, times, half, ops.get, self._full_inputs)
+            program.train(self._objective)
             while len(self._programs) >= _MOST_PROGRAMS:
                 del self._programs[next(iter(self._programs))]
             self._programs[key] = program

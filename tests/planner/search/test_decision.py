@@ -59,27 +59,14 @@ def test_a_search_finds_a_plan_that_trains_as_one_device(init):  # noqa: F811
 
 def test_memory_decides_where_it_is_short(init, tmp_path):  # noqa: F811
     machine = {"devices": {"tiny": {"preset": "v100-16", "memory": "36 MB"}}, "nodes": ["4*tiny"]}
-    init(
-        4,
-        annotate=False,
-        auto__planner="search",
-        auto__budget=0,
-        auto__machine=_machine(tmp_path, machine),
-        auto__rows=16,
-    )
+    config = {"auto__planner": "search", "auto__budget": 0, "auto__rows": 16}
+    init(4, annotate=False, auto__machine=_machine(tmp_path, machine), **config)
     _minimize(width=768)
     found = Graph.get().state_of(SearchResult)
     as_it_is = next(one for one in found.compared if one.candidate.name == "the script as it is")
     assert as_it_is.outcome.lacks and found.chosen.fits
     machine["devices"]["tiny"]["memory"] = "1 MB"
-    init(
-        4,
-        annotate=False,
-        auto__planner="search",
-        auto__budget=0,
-        auto__machine=_machine(tmp_path, machine),
-        auto__rows=16,
-    )
+    init(4, annotate=False, auto__machine=_machine(tmp_path, machine), **config)
     with pytest.raises(PlanError, match="candidates fits the memory of the devices"):
         _minimize(width=768)
 
