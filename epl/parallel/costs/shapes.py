@@ -10,6 +10,7 @@ from typing import Collection, Dict, List, Mapping, NamedTuple, Optional, Sequen
 
 import tensorflow.compat.v1 as tf
 
+from epl.ir.taskgraph import DEFAULT_ATTR
 from epl.ir.view import GraphView
 from epl.utils import tf_compat
 
@@ -52,7 +53,7 @@ def output_types(
       view: of it.
       nodes: the nodes whose outputs are needed.
       fed: name of a tensor -> the shape of the fed value; other placeholders have their defaults. None: nothing is
-        known about feeds.
+        known about feeds, and only placeholders of EPL itself have their defaults.
       same_as: node -> a node of `nodes` whose outputs have the same types, and which replaces it as an input.
       copies: node -> the node that it copies; the graph knows more about the shapes of the original.
 
@@ -64,7 +65,13 @@ def output_types(
     if not open_sources:
         return types, still_open(view, types)
     given = {name.partition(":")[0] for name in fed or ()}
-    defaults = {n for n in nodes if view.types[n] == _DEFAULTED and fed is not None and view.nodes[n].name not in given}
+    defaults = {
+        node
+        for node in nodes
+        if view.types[node] == _DEFAULTED
+        and (fed is not None or DEFAULT_ATTR in view.nodes[node].attr)
+        and view.nodes[node].name not in given
+    }
     assumed = [view.nodes[n].name for n in open_sources if n not in defaults and view.nodes[n].name not in given]
     source = (assumed or [view.nodes[open_sources[0]].name])[0]
     graph_def = tf.GraphDef(versions=view.graph_def.versions, library=view.graph_def.library)
@@ -127,8 +134,15 @@ def _inferred(view: GraphView, nodes: Collection[int], graph_def: tf.GraphDef) -
 
 
 def _with_noted(inferred: Sequence[TensorType], noted: Sequence[TensorType]) -> List[TensorType]:
-    """Outputs with the shapes that only `Tensor.set_shape` tells, such as those of tf.py_func."""
-    return [other if one.shape is None else one for one, other in zip(inferred, noted)]
+    """Outputs with the sizes that only `Tensor.set_shape` tells, such as those of tf.py_func."""
+    return [TensorType(_merged(one.shape, other.shape), one.dtype) for one, other in zip(inferred, noted)]
+
+
+def _merged(shape: Shape, other: Shape) -> Shape:
+    """A shape, with sizes of the other one where its own are unknown."""
+    if shape is None or other is None or len(shape) != len(other):
+        return other if shape is None else shape
+    return tuple(second if first is None else first for first, second in zip(shape, other))
 
 
 def has_assumed_rank(shape: tf.TensorShape) -> bool:

@@ -7,6 +7,7 @@ import tensorflow.compat.v1 as tf
 from epl.ir.view import GraphView
 from epl.parallel.costs.costs import node_costs
 from epl.parallel.costs.shapes import UNKNOWN_DIMENSION
+from epl.parallel.sharding.resharding import hidden
 from epl.profiler import step_stats
 from tests.parallel.partition_models import Cut, cnn, lstm, transformer
 
@@ -125,6 +126,22 @@ def test_a_shape_that_is_set_counts_where_the_batch_is_open():
     found.set_shape([None, 16])
     view, costs = costs_of(tf.nn.relu(found))
     assert [one.shape for one in costs.types[view.index["PyFunc"]]] == [(None, 16)]
+
+
+def test_sizes_that_are_set_count_beside_an_open_batch():
+    x = tf.placeholder(tf.float32, [None, 6, 10])
+    size = tf.placeholder_with_default([-1, 6, 10], [3])  # shape inference does not look into it
+    part = tf.slice(x, [0, 0, 0], size)
+    part.set_shape([None, 6, 10])
+    view, costs = costs_of(tf.nn.relu(part, name="after"))
+    assert [one.shape for one in costs.types[view.index["after"]]] == [(None, 6, 10)]
+
+
+def test_a_placeholder_that_only_hides_a_value_counts_with_its_default():
+    x = tf.placeholder(tf.float32, [None, 6, 10])
+    part = tf.nn.relu(tf.slice(x, [0, 0, 0], hidden(tf.constant([4, 3, 10]), 0)), name="part")
+    view, costs = costs_of(part)
+    assert [one.shape for one in costs.types[view.index["part"]]] == [(4, 3, 10)]
 
 
 def test_an_open_batch_of_an_iterator_is_followed():
