@@ -93,6 +93,13 @@ def mark_ops(tf_graph: tf.Graph, taskgraphs: Mapping[str, int]) -> None:
         tf_compat.set_attr(tf_graph.get_operation_by_name(name), TASKGRAPH_ATTR, values[number])
 
 
+def unmark_ops(tf_graph: tf.Graph, view: GraphView) -> None:
+    """Takes the marks of TaskGraphs from all ops of a graph."""
+    for node, is_marked in enumerate(view.of_attrs(lambda attrs: TASKGRAPH_ATTR in attrs)):
+        if is_marked:
+            tf_compat.clear_attr(tf_graph.get_operation_by_name(view.nodes[node].name), TASKGRAPH_ATTR)
+
+
 def _stages_of_all(view: GraphView, found: Partition) -> List[int]:
     """The stage of every node, including nodes that the objective does not need."""
     units = found.units

@@ -17,7 +17,7 @@ from epl.config.config import Config
 from epl.env import Env
 from epl.ir.graph import Graph
 from epl.ir.view import GraphView
-from epl.parallel.auto_partition.annotate import Partitioned, mark_ops, mark_stages
+from epl.parallel.auto_partition.annotate import Partitioned, mark_ops, mark_stages, unmark_ops
 from epl.parallel.auto_partition.partition import partition
 from epl.parallel.auto_partition.section import section_of
 from epl.parallel.plan import agreement
@@ -204,7 +204,8 @@ def _annotate(
             graph.replace_taskgraphs(kinds)
         else:
             graph.open_taskgraph(kinds[0])
-        if kinds[0].name_of_kind == "split":  # it holds no op without a mark
+        if kinds[0].name_of_kind == "split":  # ops without a mark are outside
+            unmark_ops(graph.tf_graph, view)
             mark_ops(graph.tf_graph, {here.name: 0 for here, op in zip(found.values(), strategy.ops) if op.block == 0})
         return
     blocks = {node: op.block for node, op in zip(found, strategy.ops)}

@@ -173,6 +173,22 @@ def test_a_split_holds_the_same_ops_in_a_script_without_scopes(init, tmp_path):
         assert any(op.name.startswith("EPL_SPLIT/") for op in tf.get_default_graph().get_operations())
 
 
+def test_ops_before_a_split_of_a_search_leave_the_scope_of_the_script(init):
+    init(2, annotate=False, cluster__colocate_split_and_replicate=True)
+    strategy, plan = _recorded(_split_model)
+
+    def one_scope():
+        with epl.replicate(1):
+            return _split_model(contextlib.suppress)
+
+    init(2, annotate=False, cluster__colocate_split_and_replicate=True, auto__planner="search")
+    Env.get().find_strategy = lambda graph, ys, xs: strategy
+    again, same = _recorded(one_scope)
+    assert again.ops == strategy.ops
+    assert plans.section(same, SplitSection).ops == plans.section(plan, SplitSection).ops
+    assert "EPL_SPLIT/before/MatMul" not in [op.name for op in tf.get_default_graph().get_operations()]
+
+
 def test_ops_before_several_splits_are_told_by_scopes_alone(init, tmp_path):
     init(2, annotate=False, cluster__colocate_split_and_replicate=True)
     path = _saved(tmp_path, _recorded(lambda: _split_model(most=2))[0])
