@@ -269,10 +269,28 @@ def _clone(tf_graph: tf.Graph, view: GraphView, segment: Segment, wait: Sequence
     plain = Edit(None, None)
     clone_nodes(tf_graph, view, segment.nodes, [prefix], lambda copy, node: plain, [node])
     waiting = tf_graph.get_operation_by_name(node.name)
-    members = set(segment.nodes)
-    for member in segment.nodes:
-        if members.isdisjoint(view.producers[member]):
-            tf_compat.add_control_inputs(tf_graph.get_operation_by_name(prefix + view.nodes[member].name), [waiting])
+    for member in _first_nodes(view, segment.nodes):
+        tf_compat.add_control_inputs(tf_graph.get_operation_by_name(prefix + view.nodes[member].name), [waiting])
+
+
+def _first_nodes(view: GraphView, members: Sequence[int]) -> List[int]:
+    """The nodes of a segment, in the order of the forward pass, that would not wait for another one of it.
+
+    Grappler takes an IdentityN with unused outputs apart, so each of its outputs waits for its own input alone.
+    """
+    first = []
+    late: Set[int] = set()  # nodes that wait
+    late_tensors: Set[Tuple[int, int]] = set()  # outputs of an IdentityN that wait
+    for node in members:
+        taken = data_inputs(view, node)
+        if view.types[node] == "IdentityN":
+            is_late = [producer in late or (producer, output) in late_tensors for producer, output in taken]
+            late_tensors.update((node, at) for at, one in enumerate(is_late) if one)
+            continue
+        if late.isdisjoint(view.producers[node]) and late_tensors.isdisjoint(taken):
+            first.append(node)
+        late.add(node)
+    return first
 
 
 def _rewire(rewrite: RewriteContext, view: GraphView, segment: Segment, prefix: str) -> None:

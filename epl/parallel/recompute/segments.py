@@ -128,7 +128,7 @@ def find_repeatable(
         and not any(_is_handle(output) for output in types[node])
         and not (library and _calls_function(view, node, library))
     }
-    return found - _kept_random(view, forward, found, types)
+    return found - _kept_instead(view, forward, found, types)
 
 
 def _is_handle(output: TensorType) -> bool:
@@ -154,16 +154,19 @@ def _readers_of_written(view: GraphView, writes: Collection[int], backward: Set[
     return {consumer for node in written for consumer in consumers[node]}
 
 
-def _kept_random(view: GraphView, forward: Sequence[int], recomputable: Set[int], types: Types) -> Set[int]:
-    """The nodes to keep for random numbers: the smallest tensor computed from them alone, such as a mask of dropout.
+def _kept_instead(view: GraphView, forward: Sequence[int], recomputable: Set[int], types: Types) -> Set[int]:
+    """The nodes to keep for random numbers and results of collectives: the smallest tensor computed from them alone.
 
     RandomUniform --> Mul --> Add --> GreaterEqual (bool: kept) --> Cast --> Mul with activations
+    all-gather of columns --> Transpose (kept) --> MatMul
+
+    Without the Transpose, the tensor would be held twice where a segment ends after it.
     """
     consumers = view.consumers()
     members = set(forward)
     kept = set()
     for node in forward:
-        if "seed2" not in view.nodes[node].attr or node in recomputable:
+        if node in recomputable or not ("seed2" in view.nodes[node].attr or view.types[node] in COLLECTIVE_OP_TYPES):
             continue
         smallest = node
         while True:

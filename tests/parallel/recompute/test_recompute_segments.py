@@ -8,10 +8,12 @@ import tensorflow.compat.v1 as tf
 
 import epl
 from epl.ir.graph import Graph
+from epl.ir.view import GraphView
 from epl.parallel import transformation
 from epl.parallel.pipeline.micro_batches import find_actions
 from epl.parallel.plan.plan import section
 from epl.parallel.plan.sections import RecomputeSection
+from epl.parallel.recompute import recompute_segments
 from epl.profiler import memory, step_stats
 from epl.utils import tf_compat
 from tests.parallel.in_process import error_text, rewritten
@@ -136,6 +138,35 @@ def test_random_numbers_are_drawn_once_and_the_mask_is_kept_in_its_smallest_form
     rewritten()
     assert "dropout/Cast" in names()
     assert not {"dropout/GreaterEqual", "dropout/random_uniform/RandomUniform", "dropout/random_uniform/mul"} & names()
+
+
+def columns(init):
+    """Dense layers whose columns are shards on two devices, gathered for the next layer."""
+    init(2, annotate=False, gradient_checkpoint__type="auto", cluster__colocate_split_and_replicate=True)
+    with epl.split(2, choices={"l*/MatMul": "full, shard(1) -> shard(1)"}):
+        return Layers(6, kept=(), width=64)
+
+
+def test_of_gathered_columns_the_transposed_tensor_is_kept(init):
+    columns(init)
+    rewritten()
+    recomputed = copies().values()
+    assert "MatMul" in recomputed and "EplAllGather" not in recomputed
+    ops = tf.get_default_graph().get_operations()
+    gathers = [op for op in ops if op.type == "EplAllGather" and "gradients" not in op.name]
+    after = {one for op in gathers for one in op.outputs[0].consumers() if one.type == "Transpose"}
+    assert after and not any(op.name.startswith(SCOPE) for op in after)
+
+
+def test_what_reads_a_kept_output_of_identity_n_waits_by_itself():
+    with tf.Graph().as_default() as graph:
+        x = tf.placeholder(tf.float32, [4, 8])
+        kept, again = tf.tanh(x), tf.exp(x)
+        one, other = tf.identity_n([kept, again])
+        after_kept, after_again = tf.tanh(one), tf.tanh(other)
+    view = GraphView(graph)
+    again, both, after_kept, after_again = (view.index[one.op.name] for one in (again, one, after_kept, after_again))
+    assert recompute_segments._first_nodes(view, [again, both, after_kept, after_again]) == [again, after_kept]
 
 
 def test_statistics_of_batch_norm_are_updated_once(collect):
