@@ -30,19 +30,28 @@ _KEPT = (
 )
 
 
-def repeated_waits(view: GraphView, order: Sequence[int]) -> Set[Tuple[int, int]]:
+def repeated_waits(view: GraphView, order: Sequence[int], unshown: Collection[Tuple[int, int]]) -> Set[Tuple[int, int]]:
     """(Node, producer) of control edges that a longer path makes redundant.
 
     Only for producers with several waiting nodes, such as updates of batch norm, for which all ops of an optimizer
     wait.
+
+    Args:
+      view: of the graph.
+      order: the nodes that run, each after its producers.
+      unshown: inputs that are no longer taken, as `idle_nodes` has them.
     """
+    left_out: Dict[int, Set[int]] = {}
+    for node, at in unshown:
+        left_out.setdefault(node, set()).add(data_inputs(view, node)[at][0])
     waits = {node: view.producers[node][len(data_inputs(view, node)) :] for node in order}
     count = Counter(producer for producers in waits.values() for producer in producers)
     bits = {node: 1 << at for at, node in enumerate(n for n in order if count[n] > _FEW)}
     before: Dict[int, int] = {}  # node -> the bits of its ancestors
     found: Set[Tuple[int, int]] = set()
     for node in order:
-        producers = [producer for producer in set(view.producers[node]) if producer in before]
+        inputs = set(view.producers[node]) - left_out.get(node, set())
+        producers = [producer for producer in inputs if producer in before]
         reached = 0
         for producer in producers:
             reached |= before[producer]

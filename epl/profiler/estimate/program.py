@@ -107,9 +107,9 @@ def make_program(
     frames = costs_loops.loop_frames(view)
     ends = _loop_ends(view, step.nodes, frames)
     order = _run_order(view, step.nodes, ends)
-    repeated = grappler.repeated_waits(view, order)
     folded = grappler.folded_nodes(tf_graph, view, types, order)
     idle, unshown = grappler.idle_nodes(tf_graph, view, types, step.fetched, order, folded)
+    repeated = grappler.repeated_waits(view, order, unshown)
     builder = _Builder(view, step, devices, types, device_type, repeated, unshown, frames, ends)
     for node in order:
         if node in idle or node in folded:
