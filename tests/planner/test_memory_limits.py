@@ -19,6 +19,7 @@ MODELS = {
     "dense, many weights": (lambda: Mlp(layers=8, width=1024, rows=64), 0.8),
     "bert": (lambda: Bert(rows=32), 0.7),
     "resnet": (lambda: Resnet(rows=64), 0.8),
+    "resnet, recomputed beside a split": (lambda: Resnet(rows=128), 0.6),
 }
 
 

@@ -429,11 +429,6 @@ def _assumptions(step: PreparedStep, costs: ModelCosts, machine: Machine) -> Lis
         found.append("transfers between stages and reductions of gradients do not slow each other down")
     if layout.splits:
         found.append("the ranks of a split compute nothing while they exchange its tensors")
-        if step.options.checkpoint:
-            found.append(
-                "recomputation beside a split keeps what it would keep without one; the activations of a small ResNet "
-                "took six times as much, so see the memory estimate of the plan"
-            )
     if step.options.zero:
         found.append("each variable in shards divides evenly; the smallest, together up to 2% of the bytes, stay whole")
     if step.options.offload:

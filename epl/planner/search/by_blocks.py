@@ -63,7 +63,7 @@ def search_blocks(
     space = SearchSpace(
         classes=plans.blocks.classes,
         groups=tuple(group_sizes(base)),
-        checkpoint=(False,),  # beside splits of a small ResNet, recomputation kept 6 times what the simulator says
+        checkpoint=(False, True) if is_left_alone(base, "gradient_checkpoint.type") else (False,),
         zero=("", "v0", "v1") if is_left_alone(base, "zero.level") else ("",),
     )
 

@@ -160,15 +160,6 @@ def test_places_of_groups_divide_the_network_and_do_not_wait_for_each_other_as_w
         assert found[name].bound.traffic <= found[name].seconds
 
 
-@pytest.mark.parametrize("checkpoint", ["", "auto"])
-def test_what_is_not_known_of_recomputation_beside_a_split_is_said(checkpoint):
-    costs = two_layers()
-    settings = {"gradient_checkpoint__type": checkpoint}
-    planned = strategy(costs, devices=2, blocks=[split(2)], choices={3: COLUMNS, 6: ROWS_OF_KERNEL}, **settings)
-    found = predict(planned, costs, machine(bandwidth=8.0), 4)
-    assert any("recomputation beside a split" in one for one in found.assumptions) == bool(checkpoint)
-
-
 def test_a_split_on_devices_of_its_own_is_refused():
     costs = two_layers()
     planned = strategy(costs, devices=3, blocks=[replicate(1), split(2)], block_of=[0] * 4 + [1] * 3)
