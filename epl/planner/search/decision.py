@@ -2,27 +2,21 @@
 
     the script's own strategy -> candidates -> simulated on the machine -> the fastest that fits
 
-A candidate must train on the same batches as the script as it is. With one stage a run of the training op is one micro
-batch; with several it is a step, which cuts what is fed, but reads a batch for each micro batch. Others are left out.
+A candidate must train on the same batches as the script as it is (`training_batches`). Others are left out.
 """
 
 import contextlib
 import logging
 import time
-from fractions import Fraction
 from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple
 
-import tensorflow.compat.v1 as tf
-
 from epl.env import Env
-from epl.ir import op_types
 from epl.ir.graph import Graph
 from epl.parallel.auto_partition.partition import partition, places_in_chain
 from epl.parallel.plan.strategy import Strategy
 from epl.parallel.strategy import record
 from epl.parallel.strategy.record import ForwardPass
 from epl.planner.machine.machine import Machine
-from epl.planner.prediction.layout import decided, lay_out
 from epl.planner.prediction.prediction import KnownParts, predict
 from epl.planner.search import capacity, comparison
 from epl.planner.search.block_estimate import BlockEstimate
@@ -35,6 +29,12 @@ from epl.planner.search.planned_model import PlannedModel, planned_model
 from epl.planner.search.speed_balance import SPEED, balanced, is_open, with_balance
 from epl.planner.search.split_choices import SplitChooser
 from epl.planner.search.stage_search import StageSearch
+from epl.planner.search.training_batches import (
+    TrainingBatches,
+    may_cut_rows,
+    refuse_other_batches,
+    training_batches,
+)
 from epl.utils.errors import EplError, PlanError
 
 logger = logging.getLogger("epl")
@@ -93,7 +93,7 @@ def _searched(graph: Graph, found: ForwardPass, ys: Any, model: PlannedModel, ma
     """The fastest candidate that fits."""
     begin = time.monotonic()
     model, own = _as_it_is(graph, found, model, machine)
-    are_cut = _are_cut(graph, model)
+    are_cut = may_cut_rows(graph, model)
     known = KnownParts(model.costs, machine)
     refused: Dict[Strategy, EplError] = {}
 
@@ -108,7 +108,7 @@ def _searched(graph: Graph, found: ForwardPass, ys: Any, model: PlannedModel, ma
 
     def trains_the_same(strategy: Strategy) -> bool:
         try:
-            _refuse_other_batches(_batches(strategy, model, machine), own, are_cut)
+            refuse_other_batches(training_batches(strategy, model, machine), own, are_cut)
         except EplError:
             return False
         return are_cut or max(block.devices for block in strategy.blocks) == 1  # these divide the rows of a batch
@@ -116,7 +116,7 @@ def _searched(graph: Graph, found: ForwardPass, ys: Any, model: PlannedModel, ma
     def simulate(strategy: Strategy) -> PlanOutcome:
         if strategy in refused:
             raise refused[strategy]
-        _refuse_other_batches(_batches(strategy, model, machine), own, are_cut)
+        refuse_other_batches(training_batches(strategy, model, machine), own, are_cut)
         return outcome(strategy, model, machine, known)
 
     compared = comparison.compare(list(balanced_candidates()), simulate)
@@ -157,11 +157,11 @@ def _enough_devices(graph: Graph, found: ForwardPass, model: PlannedModel, are_c
 
     def find(larger: PlannedModel) -> Optional[str]:
         machine = with_memory_fraction(larger.machine, fraction)
-        own = _batches(larger.strategy, larger, machine)
+        own = training_batches(larger.strategy, larger, machine)
         allowed = []
         for one in candidates(larger.strategy, larger.rows, stages_of):
             with contextlib.suppress(EplError):
-                _refuse_other_batches(_batches(one.strategy, larger, machine), own, are_cut)
+                refuse_other_batches(training_batches(one.strategy, larger, machine), own, are_cut)
                 allowed.append(one)
         tried = capacity.most_saving(allowed)
         return next((one.name for one in tried if capacity.fits(one.strategy, larger, machine)), None)
@@ -211,7 +211,7 @@ def _block_plans(
 
 def _as_it_is(
     graph: Graph, found: ForwardPass, model: PlannedModel, machine: Machine
-) -> Tuple[PlannedModel, "_Batches"]:
+) -> Tuple[PlannedModel, TrainingBatches]:
     """The model with the stages that `auto.auto_parallel` would find without a search; how it takes batches."""
     config = Env.get().config
     count = config.pipeline.num_stages or 1
@@ -219,7 +219,7 @@ def _as_it_is(
         stages = _stages(graph, found, count)
         if stages is not None:
             model = model._replace(strategy=in_stages(model.strategy, stages, count))
-    own = _batches(model.strategy, model, machine)
+    own = training_batches(model.strategy, model, machine)
     if model.costs.rows is not None and not config.auto.rows:
         model = model._replace(rows=model.costs.rows * own.replicas * own.micro_batches * own.runs)
     return model, own
@@ -242,67 +242,6 @@ def _wanted(found: Sequence[PlanCandidate]) -> List[PlanCandidate]:
             "devices of the job evenly, or are the scopes of the script. Leave the key out, or set another number."
         )
     return wanted
-
-
-class _Batches(NamedTuple):
-    """How a strategy takes batches.
-
-    Attributes:
-      of_workers: the replicas of the model that each worker has.
-      micro_batches: of a replica, in a run of the training op.
-      runs: of the training op, for an update.
-    """
-
-    of_workers: Tuple[int, ...]
-    micro_batches: int
-    runs: int
-
-    @property
-    def replicas(self) -> int:
-        """The replicas of all workers."""
-        return sum(self.of_workers)
-
-    @property
-    def parts(self) -> Tuple[Fraction, ...]:
-        """The part of the replicas that each worker has, and of what it reads or feeds in what is trained."""
-        return tuple(Fraction(count, self.replicas) for count in self.of_workers)
-
-
-def _batches(strategy: Strategy, model: PlannedModel, machine: Machine) -> _Batches:
-    even = with_balance(strategy, "even") if is_open(strategy) else strategy
-    micro_batches = int(decided(strategy)["pipeline.num_micro_batch"])
-    found = lay_out(even, machine, strategy.workers * strategy.devices * micro_batches)
-    owners = [device // strategy.devices for device in found.stages[0]]
-    of_workers = tuple(owners.count(worker) for worker in range(strategy.workers))
-    is_pipeline = len(found.stages) > 1
-    return _Batches(of_workers, micro_batches if is_pipeline else 1, 1 if is_pipeline else micro_batches)
-
-
-def _are_cut(graph: Graph, model: PlannedModel) -> bool:
-    """Whether a plan may cut the rows of a run as it likes.
-
-    All of them are fed, by placeholders that leave their number open, and no batch norm computes with those of a part.
-    """
-    types = {op.type for op in model.strategy.ops}
-    is_fed = any(op.type == "Placeholder" and op.outputs[0].partition("[")[2] != "]" for op in model.strategy.ops)
-    has_norm = any("BatchNorm" in one for one in types) or bool(graph.tf_graph.get_collection(tf.GraphKeys.UPDATE_OPS))
-    return is_fed and model.costs.rows is None and not types & op_types.DATA_SOURCES and not has_norm
-
-
-def _refuse_other_batches(batches: _Batches, own: _Batches, are_cut: bool) -> None:
-    """Raises PlanError for a strategy that would train on other batches than the script as it is."""
-    if batches.runs != own.runs:
-        raise PlanError(
-            f"an update would take {batches.runs} run(s) of the training op, and {own.runs} in the script as it is."
-        )
-    is_same = batches.replicas * batches.micro_batches == own.replicas * own.micro_batches
-    if Env.get().asked_local_rows:  # the replicas of a worker divide what it reads
-        is_same = batches.micro_batches == own.micro_batches
-    if batches.parts != own.parts or not (are_cut or is_same):
-        raise PlanError(
-            "{} replica(s) x {} micro batch(es) would train on other batches than the {} x {} of the script as it "
-            "is.".format(batches.replicas, batches.micro_batches, own.replicas, own.micro_batches)
-        )
 
 
 def outcome(

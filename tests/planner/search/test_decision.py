@@ -13,7 +13,7 @@ from epl.parallel import transformation
 from epl.parallel.plan import strategy as strategies
 from epl.parallel.plan.strategy import Strategy
 from epl.planner.prediction.layout import decided
-from epl.planner.search.decision import SearchResult, find_strategy
+from epl.planner.search.decision import SearchResult
 from epl.utils.errors import PlanError
 from tests.parallel.in_process import init  # noqa: F401
 
@@ -80,44 +80,6 @@ def _trained_batches(found):
     }
 
 
-def test_a_batch_that_is_built_in_is_read_as_often(init):  # noqa: F811
-    init(4, annotate=False, auto__planner="search", auto__budget=0, auto__machine="4*v100-16")
-    _minimize(rows=8)
-    found = Graph.get().state_of(SearchResult)
-    assert _trained_batches(found) == {(1, 1), (2, 2), (4, 4)}
-    words = "4 micro batch(es) would train on other batches than the 4 x 1 of the script"
-    assert any(words in one.refusal for one in found.compared)
-
-
-def test_a_batch_of_an_iterator_or_of_batch_norm_is_taken_as_it_is(init):  # noqa: F811
-    for is_fed in (False, True):
-        init(4, annotate=False, auto__planner="search", auto__budget=0, auto__machine="4*v100-16")
-        if is_fed:
-            rows = tf.placeholder(tf.float32, [None, 8])
-            rows = tf.layers.batch_normalization(rows, training=True)
-        else:
-            data = tf.data.Dataset.from_generator(lambda: iter(()), tf.float32, [None, 8])
-            rows = tf.data.make_one_shot_iterator(data).get_next()
-        for _ in range(4):
-            rows = tf.layers.dense(rows, 8)
-        tf.train.GradientDescentOptimizer(0.1).minimize(tf.reduce_mean(rows))
-        assert _trained_batches(Graph.get().state_of(SearchResult)) == {(1, 1), (2, 2), (4, 4)}
-
-
-def test_as_many_runs_make_an_update(init):  # noqa: F811
-    config = {"auto__planner": "search", "auto__budget": 0, "auto__machine": "4*v100-16", "auto__rows": 64}
-    init(4, annotate=False, **config)
-    _minimize()
-    trained = _trained_batches(Graph.get().state_of(SearchResult))
-    assert (2, 8) in trained and {one for one in trained if one[0] == 1} == {(1, 1)}
-    init(4, annotate=False, pipeline__num_micro_batch=4, **config)
-    _minimize()
-    found = Graph.get().state_of(SearchResult)
-    assert _trained_batches(found) == {(1, 4)}
-    words = "an update would take 1 run(s) of the training op, and 4 in the script as it is"
-    assert any(words in one.refusal for one in found.compared)
-
-
 @pytest.mark.parametrize("config", [{}, {"auto__auto_parallel": True, "pipeline__num_micro_batch": 4}])
 def test_a_number_of_stages_of_the_user_stays(init, config):  # noqa: F811
     init(
@@ -136,19 +98,6 @@ def test_a_number_of_stages_of_the_user_stays(init, config):  # noqa: F811
     init(4, annotate=False, auto__planner="search", auto__budget=0, auto__machine="4*v100-16", pipeline__num_stages=3)
     with pytest.raises(PlanError, match="pipeline.num_stages is 3, and no candidate of the search has as many"):
         _minimize()
-
-
-def test_every_worker_keeps_its_part_of_the_rows(init, monkeypatch):  # noqa: F811
-    hosts = ["a.invalid:1", "b.invalid:1"]
-    cluster = {"cluster": {"worker": hosts}, "task": {"type": "worker", "index": 0}}
-    monkeypatch.setenv("TF_CONFIG", json.dumps(cluster))
-    init(2, annotate=False, auto__planner="search", auto__budget=0, auto__machine="2x2*v100-16,eth-25", auto__rows=64)
-    x = tf.placeholder(tf.float32, [None, 64])
-    hidden = x
-    for _ in range(4):
-        hidden = tf.layers.dense(hidden, 64)
-    find_strategy(Graph.get(may_create=True), tf.reduce_mean(hidden), tf.trainable_variables())
-    assert {stages for stages, _ in _trained_batches(Graph.get().state_of(SearchResult))} == {1, 2}
 
 
 def test_rows_by_speed(init, tmp_path):  # noqa: F811
@@ -189,21 +138,6 @@ def test_search_finds_rows_by_speed_too(init, tmp_path):  # noqa: F811
     assert strategies.from_json(strategies.to_json(chosen)) == chosen
     if len(chosen.blocks) == 1:
         assert Env.get().config.auto.balance not in ("even", "speed")
-
-
-def test_scopes_that_read_their_batches_may_save_memory(init):  # noqa: F811
-    init(2, annotate=False, auto__planner="search", auto__budget=0, auto__machine="2*v100-16")
-    rows = tf.ones([64, 64])
-    for first in (0, 4):
-        with epl.replicate(1):
-            for layer in range(first, first + 4):
-                rows = tf.layers.dense(rows, 64, tf.tanh, name=f"layer{layer}")
-    tf.train.AdamOptimizer(0.1).minimize(tf.reduce_mean(rows))
-    found = Graph.get().state_of(SearchResult)
-    assert {one.candidate.name for one in found.compared if one.outcome} == {
-        "the script as it is",
-        "the scopes of the script, gradient checkpoint",
-    }
 
 
 def test_what_is_asked_wrongly(init):  # noqa: F811
