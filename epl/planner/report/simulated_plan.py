@@ -178,3 +178,4 @@ def _candidate(one: comparison.Compared, is_chosen: bool) -> Dict[str, Any]:
         "lacks": [] if outcome is None else [list(pair) for pair in outcome.lacks],
         "refusal": one.refusal,
     }
+        "has_other_batches": one.has_other_batches,

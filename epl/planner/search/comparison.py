@@ -8,6 +8,7 @@ from typing import Callable, List, NamedTuple, Optional, Sequence, Tuple
 from epl.parallel.plan.strategy import Strategy
 from epl.planner.machine import quantities
 from epl.planner.search.candidates import PlanCandidate
+from epl.planner.search.training_batches import OtherBatchesError
 from epl.utils.errors import EplError, PlanError
 
 _SHOWN = 12
@@ -31,13 +32,15 @@ class Compared(NamedTuple):
 
     Attributes:
       candidate: the candidate.
-      outcome: None if it cannot be simulated.
+      outcome: None if it is not simulated.
       refusal: why not; else "".
+      has_other_batches: whether that is because it would train on other batches than the script as it is.
     """
 
     candidate: PlanCandidate
     outcome: Optional[PlanOutcome]
     refusal: str
+    has_other_batches: bool = False
 
     @property
     def fits(self) -> bool:
@@ -51,6 +54,8 @@ def compare(candidates: Sequence[PlanCandidate], simulate: Callable[[Strategy], 
     for candidate in candidates:
         try:
             compared.append(Compared(candidate, simulate(candidate.strategy), ""))
+        except OtherBatchesError as error:
+            compared.append(Compared(candidate, None, str(error), has_other_batches=True))
         except EplError as error:
             compared.append(Compared(candidate, None, str(error)))
     return compared
@@ -70,10 +75,12 @@ def best(compared: Sequence[Compared]) -> Compared:
 
 
 def in_order(compared: Sequence[Compared]) -> List[Compared]:
-    """Those that fit by time, then those that do not, then refusals."""
-    return sorted(
-        compared, key=lambda one: (one.outcome is None, not one.fits, one.outcome.seconds if one.outcome else 0.0)
-    )
+    """Those that fit by time, then those that do not, then what cannot be simulated, then those with other batches."""
+
+    def place(one: Compared) -> Tuple[bool, bool, bool, float]:
+        return one.has_other_batches, one.outcome is None, not one.fits, one.outcome.seconds if one.outcome else 0.0
+
+    return sorted(compared, key=place)
 
 
 def lacking_bytes(one: Compared) -> float:
@@ -93,14 +100,22 @@ def describe(compared: Sequence[Compared], chosen: Optional[Compared]) -> List[s
             seconds = quantities.show(one.outcome.seconds, quantities.SECONDS)
             lines.append(f"{mark} {one.candidate.name}: {seconds}{_lacking(one.outcome)}")
     if len(ordered) > _SHOWN:
-        rest = ordered[_SHOWN:]
-        fitting = sum(one.fits for one in rest)
-        refused = sum(one.outcome is None for one in rest)
-        lines.append(
-            f"  and {len(rest)} more: {fitting} that are slower, {len(rest) - fitting - refused} that do not fit, "
-            f"{refused} that cannot be simulated"
-        )
+        lines.append(f"  and {len(ordered) - _SHOWN} more: {_counted(ordered[_SHOWN:])}")
     return lines
+
+
+def _counted(compared: Sequence[Compared]) -> str:
+    """How many candidates there are of which kind."""
+    fitting = sum(one.fits for one in compared)
+    others = sum(one.has_other_batches for one in compared)
+    unknown = sum(one.outcome is None for one in compared) - others
+    counts = (
+        (fitting, "slower"),
+        (len(compared) - fitting - unknown - others, "without enough memory"),
+        (unknown, "not simulated"),
+        (others, "with other batches than the script"),
+    )
+    return ", ".join(f"{count} {kind}" for count, kind in counts if count)
 
 
 def _lacking(outcome: PlanOutcome) -> str:
@@ -116,8 +131,8 @@ def _nothing_fits(compared: Sequence[Compared]) -> str:
     least = min(simulated, key=lacking_bytes)
     assert least.outcome is not None
     return (
-        "None of the {} candidates fits the memory of the devices. The one that lacks least is {}{}. Give a smaller "
-        "batch, more devices, or devices with more memory.".format(
-            len(compared), least.candidate.name, _lacking(least.outcome)
+        "None of the {} candidates fits the memory of the devices: {}. The one that lacks least is {}{}. Give a "
+        "smaller batch, more devices, or devices with more memory.".format(
+            len(compared), _counted(compared), least.candidate.name, _lacking(least.outcome)
         )
     )

@@ -141,6 +141,7 @@ def _reason(
     faster = [
         one for one in others if one is not runner_up and one.outcome and not one.fits and one.outcome.seconds < seconds
     ]
+        and not one.has_other_batches
     return Reason(
         decision.name,
         value,

@@ -26,6 +26,10 @@ from epl.planner.search.speed_balance import is_open, with_balance
 from epl.utils.errors import PlanError
 
 
+class OtherBatchesError(PlanError):
+    """A strategy would train on other batches than the script as it is."""
+
+
 class TrainingBatches(NamedTuple):
     """How a strategy takes batches.
 
@@ -85,17 +89,17 @@ def refuse_other_batches(batches: TrainingBatches, own: TrainingBatches, are_cut
       are_cut: whether a plan may cut the rows of a run as it likes.
 
     Raises:
-      PlanError: it would.
+      OtherBatchesError: it would.
     """
     if batches.runs != own.runs:
-        raise PlanError(
+        raise OtherBatchesError(
             f"an update would take {batches.runs} run(s) of the training op, and {own.runs} in the script as it is."
         )
     is_same = batches.replicas * batches.micro_batches == own.replicas * own.micro_batches
     if Env.get().asked_local_rows:  # the replicas of a worker divide what it reads
         is_same = batches.micro_batches == own.micro_batches
     if batches.parts != own.parts or not (are_cut or is_same):
-        raise PlanError(
+        raise OtherBatchesError(
             "{} replica(s) x {} micro batch(es) would train on other batches than the {} x {} of the script as it "
             "is.".format(batches.replicas, batches.micro_batches, own.replicas, own.micro_batches)
         )

@@ -8,7 +8,8 @@ import pytest
 from epl.parallel.plan import strategy as strategies
 from epl.parallel.plan.strategy import Block, ForwardOp, Setting, Strategy
 from epl.planner.search.candidates import candidates
-from epl.planner.search.comparison import PlanOutcome, best, compare, describe
+from epl.planner.search.comparison import PlanOutcome, best, compare, describe, in_order
+from epl.planner.search.training_batches import TrainingBatches, refuse_other_batches
 from epl.utils.errors import PlanError
 
 OPS = tuple(ForwardOp(f"layer{i}/MatMul", "MatMul", (str(i - 1),) if i else (), ("float32[?,4]",), 0) for i in range(8))
@@ -113,12 +114,30 @@ def test_a_candidate_that_is_refused_does_not_end_the_comparison():
     compared = compare(candidates(base(), 64, stages_of), seconds_by_stages({2: 1.0}))
     assert len(best(compared).candidate.strategy.blocks) == 2
     assert "  the script as it is: 1 blocks cannot be simulated." in describe(compared[:2], None)
-    assert re.search("[1-9][0-9]* that cannot be simulated$", describe(compared, None)[-1])
+    assert re.search("[1-9][0-9]* not simulated$", describe(compared, None)[-1])
+
+
+def test_candidates_with_other_batches_come_last_and_are_counted_apart():
+    found = candidates(base(), 64, stages_of)
+
+    def simulate(strategy):
+        if len(strategy.blocks) == 1:
+            refuse_other_batches(TrainingBatches((4,), 1, 1), TrainingBatches((2,), 1, 1), are_cut=False)
+        return seconds_by_stages({2: 1.0})(strategy)
+
+    compared = compare(found, simulate)
+    others = [one for one in compared if one.has_other_batches]
+    assert others == [one for one in compared if len(one.candidate.strategy.blocks) == 1]
+    assert in_order(compared)[-len(others) :] == others
+    assert describe(compared, None)[-1].endswith(f" not simulated, {len(others)} with other batches than the script")
 
 
 def test_nothing_fits():
     found = candidates(base(), 64, stages_of)
-    with pytest.raises(PlanError, match=r"None of the \d+ candidates fits .* lacks least is .*; gpu lacks 2 GB"):
+    with pytest.raises(
+        PlanError,
+        match=r"None of the \d+ candidates fits .*: [1-9]+ without enough memory, .* lacks least is .*; gpu lacks 2 GB",
+    ):
         best(compare(found, seconds_by_stages({1: 1.0}, lacks=[1])))
     with pytest.raises(PlanError, match="can be simulated. The first of them, the script as it is: 1 blocks"):
         best(compare(found, seconds_by_stages({})))

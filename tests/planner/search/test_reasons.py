@@ -56,6 +56,12 @@ def test_without_one_that_fits_it_is_the_one_that_lacks_least_and_then_the_first
     zero = _reasons(taken, refused)["zero.level"]
     assert zero.runner_up.seconds is None and "not simulated, it is refused" in describe_reason(zero)
 
+def test_what_would_train_on_other_batches_is_no_alternative():
+    other = _compared("v1", 3.0, refusal="other batches", zero__level="v1")._replace(has_other_batches=True)
+    zero = _reasons(PLAIN, other)["zero.level"]
+    assert (zero.origin, zero.runner_up) == ("default", None)
+
+
 
 def test_boundaries_are_compared_among_plans_of_as_many_blocks():
     found = _reasons(
