@@ -250,7 +250,7 @@ def _plan(parser: argparse.ArgumentParser, options: argparse.Namespace, settings
         sys.stderr.write(f"epl-plan: {options.trace} is not written, as the plan is not simulated: {plan.refusal}\n")
         return NO_PLAN
     if not plan.fits:
-        sys.stderr.write(f"epl-plan: no plan: {plan.lacking()}. {plan.remedy}\n")
+        sys.stderr.write(f"epl-plan: no plan: {plan.lacking()}\n")
     return PLANNED if plan.fits else NO_PLAN
 
 

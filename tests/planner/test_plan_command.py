@@ -67,9 +67,32 @@ def test_prints_the_plan_and_saves_the_strategy(plan, tmp_path, capsys):
     strategy = strategies.from_json((tmp_path / "a.json").read_text())
     assert strategy.devices == 4
     code, out, error = plan(["--devices", "4", "--plan", "a.json", "--save", "b.json"])
-    assert code == 0 and 'zero.level = "v1"   (planner)' in out
+    assert code == 0 and 'zero.level = "v1"   (auto.plan_file ' in out
     assert command.main(["--diff", "a.json", "b.json"]) == 0
     assert capsys.readouterr().out == ""  # equal decisions, whatever they came from
+
+
+UNANNOTATED = MODEL.replace("with epl.replicate(1):", "if True:")
+
+
+@pytest.mark.parametrize(
+    "model, origin",
+    [
+        (MODEL, "scopes"),
+        (UNANNOTATED.replace("x =", "epl.set_default_strategy(epl.replicate(1))\nx ="), "epl.set_default_strategy"),
+        (UNANNOTATED, "default"),
+    ],
+)
+def test_decisions_have_the_origin_of_the_script(plan, model, origin):
+    source = HEAD + model.format(config='{"optimizer.num_apply_group": 2}') + TRAIN
+    code, out, error = plan(["--devices", "2", "--set", "zero.level=v0"], source)
+    assert code == 0 and f"2 CPU, blocks from {origin}\n" in out, error
+    for line in (
+        'zero.level = "v0"   (environment EPL_ZERO_LEVEL)',
+        "optimizer.num_apply_group = 2   (code)",
+        'auto.balance = "even"   (default)',
+    ):
+        assert line in out
 
 
 def test_arguments_are_the_script_s_and_its_output_goes_to_standard_error(plan):
@@ -321,6 +344,10 @@ def test_searches_for_the_fastest_plan_and_saves_it(plan, tmp_path):
     zero = next(one for one in told["decisions"] if one["decision"] == "zero.level")
     assert zero["origin"] == "planner" and 1.01 * zero["runner_up"]["seconds"] >= chosen["seconds"]
     assert f"zero.level = {zero['value']}   (planner); instead {zero['runner_up']['value']}: " in out
+    assert "4 CPU, blocks from planner\n" in out and "\n  optimizer.num_apply_group = 1   (default)\n" in out
+    assert {one["key"]: one["origin"] for one in told["strategy"]["settings"]} == {
+        one["decision"]: one["origin"] for one in told["decisions"] if "." in one["decision"]
+    }
     code, out, error = plan(["--devices", "4", "--plan", "a.json", "--save", "b.json"])
     assert code == 0, error
     assert strategies.differences(*_read(tmp_path, "a.json", "b.json")) == []
@@ -356,8 +383,11 @@ def test_a_plan_that_does_not_fit_is_none(plan, tmp_path):
     machine = {"devices": {"tiny": {"preset": "v100-16", "memory": "100 B"}}, "nodes": ["2*tiny"]}
     (tmp_path / "m.json").write_text(json.dumps(machine))
     code, out, error = plan(["--machine", "m.json"])
-    assert code == 1 and "epl-plan: no plan: ranks 0 to 1 (tiny) lacks " in error and "Simulation:" in out
+    assert (
+        code == 1 and "epl-plan: no plan: each device of ranks 0 to 1 (tiny) lacks " in error and "Simulation:" in out
+    )
     assert "of memory. No number of such devices up to 512 would do. Other decisions may: auto.planner" in error
+    assert ".." not in error and " \n" not in error
     code, _, error = plan(["--machine", "m.json", "--search"])
     assert code == 1 and "candidates fits the memory of the devices" in error and "(tiny) lacks" in error
     assert "or devices with more memory. By rows or in stages, no number of such devices up to 512 would do." in error

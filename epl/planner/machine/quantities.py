@@ -46,6 +46,7 @@ BYTES_PER_SECOND = Unit(
 )
 FLOPS = Unit("FLOP/s", _scaled("FLOP/s"), "15.7 TFLOP/s")
 SECONDS = Unit("s", {"s": Decimal(1), "ms": Decimal("1e-3"), "us": Decimal("1e-6"), "ns": Decimal("1e-9")}, "5 us")
+_NO_TIME = 0.5e-9
 FRACTION = Unit("", {"": Decimal(1), "%": Decimal("0.01")}, "0.9")
 
 
@@ -109,8 +110,11 @@ def did_you_mean(name: str, names: Iterable[str]) -> str:
 def show(value: float, unit: Unit) -> str:
     """A value for a person, with the unit in which it is 1 or more: 1.57e13 -> 15.7 TFLOP/s.
 
-    Bytes of memory are shown in the unit in which they are round: 17179869184 -> 16 GiB.
+    Bytes of memory are shown in the unit in which they are round: 17179869184 -> 16 GiB. Times of less than half a
+    nanosecond are what rounding leaves of zero.
     """
+    if unit is SECONDS and abs(value) < _NO_TIME:
+        return "0 ns"
     units = [(factor, name) for name, factor in unit.factors.items() if "bit" not in name]
     if unit is BYTES:
         binary = [pair for pair in units if "i" in pair[1]]

@@ -92,7 +92,9 @@ def _path(prediction: Prediction) -> List[str]:
     rows: List[Sequence[str]] = [("what", "devices", "", "time")]
     rows += [(*part[:3], _seconds(part.seconds)) for at, part in enumerate(parts) if at in longest]
     left = len(parts) - len(longest)
-    return tables.aligned(rows, left=(0, 1, 2)) + ([f"and {left} shorter parts"] if left else [])
+    return tables.aligned(rows, left=(0, 1, 2)) + (
+        [f"and {left} shorter part{'s' if left > 1 else ''}"] if left else []
+    )
 
 
 def _share(seconds: float, step: float) -> str:

@@ -84,7 +84,7 @@ def _summary(plan: SimulatedPlan) -> List[str]:
         f"{_seconds(found.bound.traffic)}).</p>"
     ]
     if not plan.fits:
-        lines.append(f'<p class="bad">It does not fit: {html.escape(plan.lacking())}. {html.escape(plan.remedy)}</p>')
+        lines.append(f'<p class="bad">It does not fit: {html.escape(plan.lacking())}</p>')
     return lines
 
 

@@ -58,13 +58,14 @@ class SimulatedPlan(NamedTuple):
         return self.prediction is None or self.prediction.fits
 
     def lacking(self) -> str:
-        """What the devices lack."""
+        """What the devices lack, and what would do, in sentences."""
         devices = [] if self.prediction is None else self.prediction.devices
-        return ", ".join(
-            f"{one.name} lacks {quantities.show(one.memory.lacks, quantities.BYTES)} of memory"
+        lacks = [
+            f"each device of {one.name} lacks {quantities.show(one.memory.lacks, quantities.BYTES)} of memory"
             for one in devices
             if one.memory.lacks
-        )
+        ]
+        return " ".join([f"{', '.join(lacks)}.", self.remedy]).rstrip()
 
     def model_assumptions(self) -> List[str]:
         """What is assumed of the machine, the rows, and the times of ops."""

@@ -70,6 +70,8 @@ def test_what_looks_like_no_unit_is_refused_without_a_guess(text):
         (15.7e12, FLOPS, "15.7 TFLOP/s"),
         (0.0, SECONDS, "0 ns"),
         (5e-6, SECONDS, "5 us"),
+        (3.388e-20, SECONDS, "0 ns"),
+        (-1e-18, SECONDS, "0 ns"),
         (2**35, BYTES, "32 GiB"),
         (12e9, BYTES, "12 GB"),
         (6.25e9, BYTES_PER_SECOND, "6.25 GB/s"),

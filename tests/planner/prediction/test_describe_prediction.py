@@ -1,5 +1,7 @@
 """A prediction as text has its numbers."""
 
+import pytest
+
 from epl.planner.prediction.describe import describe
 from epl.planner.prediction.prediction import predict
 from tests.planner.prediction.hand_made import HandCosts, Layer, device, machine, stages, strategy
@@ -27,3 +29,12 @@ def test_a_step_without_communication_has_no_table_of_it():
     costs = HandCosts([Layer(weight=8)])
     lines = describe(predict(strategy(costs), costs, machine([["a"]]), 1))
     assert "communication of a step" not in lines and not [line for line in lines if "does not fit" in line]
+
+
+@pytest.mark.parametrize("parts, end", [(8, ""), (9, "and 1 shorter part"), (10, "and 2 shorter parts")])
+def test_the_longest_parts_of_the_critical_path_are_told_and_the_others_counted(parts, end):
+    costs = HandCosts([Layer(weight=8)])
+    found = predict(strategy(costs), costs, machine([["a"]]), 1)
+    path = [found.critical_path[0]._replace(name=f"op {at}", start=1.0 * at, end=at + 1.0) for at in range(parts)]
+    lines = [line.strip() for line in describe(found._replace(critical_path=tuple(path)))]
+    assert [line for line in lines if "shorter" in line] == ([end] if end else [])
