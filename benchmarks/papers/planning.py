@@ -6,7 +6,6 @@ Only the forward pass is built, and nothing runs, so that a model of any size ta
 """
 
 import copy
-import json
 import re
 from typing import Any, Callable, Dict, Mapping, Optional
 
@@ -14,7 +13,7 @@ import tensorflow.compat.v1 as tf
 
 import epl
 from epl.ir.graph import Graph
-from epl.parallel.plan.strategy import Block, Setting, Strategy
+from epl.parallel.plan.strategy import Block, Strategy, with_values
 from epl.parallel.sharding.placements import balanced_sizes
 from epl.parallel.strategy import record
 from epl.planner.machine.files import read_machine
@@ -93,11 +92,8 @@ def with_slots(model: PlannedModel, slots: Mapping[str, float]) -> PlannedModel:
 
 
 def with_settings(strategy: Strategy, values: Mapping[str, Any]) -> Strategy:
-    """The strategy with other values of decided keys."""
-    settings = [
-        Setting(one.key, json.dumps(values[one.key]), "code") if one.key in values else one for one in strategy.settings
-    ]
-    return strategy._replace(settings=tuple(settings))
+    """The strategy with other values of decided keys, which count as the user's."""
+    return with_values(strategy, values, "code")
 
 
 def in_fewer_stages(strategy: Strategy, stages: int) -> Strategy:

@@ -10,7 +10,7 @@ model is told from the model by the first op in which they differ. Names do not 
 import hashlib
 import json
 from collections import Counter
-from typing import Any, Callable, Dict, List, NamedTuple, Sequence, Tuple
+from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Sequence, Tuple
 
 from epl.config.config import Config
 from epl.config.keys import KEY_BY_NAME
@@ -307,6 +307,21 @@ def _computation(op: ForwardOp) -> Tuple[Any, ...]:
 
 def _op_in_words(op: ForwardOp) -> str:
     return "{} {!r} -> {}".format(op.type, op.name, ", ".join(op.outputs) or "nothing")
+
+def with_values(strategy: Strategy, values: Mapping[str, Any], origin: str = "") -> Strategy:
+    """The strategy with other values of some of its keys.
+
+    Args:
+      strategy: the strategy.
+      values: by key.
+      origin: where they come from; "": from where the values before them come. A value that stays keeps its own.
+    """
+    made = []
+    for one in strategy.settings:
+        value = json.dumps(values[one.key]) if one.key in values else one.value
+        made.append(one if value == one.value else Setting(one.key, value, origin or one.origin))
+    return strategy._replace(settings=tuple(made))
+
 
 
 def scopes_of(names: Sequence[str], most: int = 8) -> Tuple[str, ...]:

@@ -7,13 +7,12 @@
 Each costs one simulation of a step; there are at most ten.
 """
 
-import json
 import time
-from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Sequence
+from typing import Any, Iterator, List, NamedTuple, Optional, Sequence
 
 from epl.config.config import Config
 from epl.env import Env
-from epl.parallel.plan.strategy import OUTSIDE, Block, Strategy
+from epl.parallel.plan.strategy import OUTSIDE, Block, Strategy, with_values
 from epl.planner.machine import quantities
 from epl.planner.prediction.layout import decided
 from epl.planner.prediction.prediction import Prediction, predict
@@ -118,47 +117,40 @@ def _variants(strategy: Strategy, prediction: Prediction, config: Config) -> Ite
     ranks = sum(len(one.ranks) for one in prediction.devices if one.stage == 0)
     micro_batches = int(values["pipeline.num_micro_batch"])
     kinds = list(dict.fromkeys(f"epl.{block.kind}({block.devices or ''})" for block in strategy.blocks))
-    replicas = _with(_in_one_block(strategy), {"gradient_checkpoint.end_taskgraph": -1})
+    replicas = with_values(_in_one_block(strategy), {"gradient_checkpoint.end_taskgraph": -1})
     if stages > 1:
-        whole = _with(replicas, {"pipeline.num_micro_batch": 1})
+        whole = with_values(replicas, {"pipeline.num_micro_batch": 1})
         yield _Variant(f"pipeline of {stages} stages", "all of the model on each device", whole, config)
     elif kinds != ["epl.replicate(1)"]:
         yield _Variant(" and ".join(kinds), "epl.replicate(1): all of the model on each device", replicas, config)
     if micro_batches > 1:
-        one = _with(strategy, {"pipeline.num_micro_batch": 1})
+        one = with_values(strategy, {"pipeline.num_micro_batch": 1})
         yield _Variant(f"{micro_batches} micro batches", "all rows of a step at once", one, config)
     if stages > 1 and micro_batches > 1 and values["pipeline.strategy"] != _GPIPE.lower():
-        gpipe = _with(strategy, {"pipeline.strategy": _GPIPE})
+        gpipe = with_values(strategy, {"pipeline.strategy": _GPIPE})
         yield _Variant(
             f"schedule {values['pipeline.strategy']}", "all forward passes first, as GPipe does", gpipe, config
         )
     if values["zero.level"] and ranks > 1:
-        off = _with(strategy, {"zero.level": ""})
+        off = with_values(strategy, {"zero.level": ""})
         yield _Variant(f"ZeRO {values['zero.level']}", "variables and slots in full on each device", off, config)
     if values["offload.level"]:
-        off = _with(strategy, {"offload.level": ""})
+        off = with_values(strategy, {"offload.level": ""})
         yield _Variant(f"offload {values['offload.level']}", "variables and slots on the devices", off, config)
     if values["gradient_checkpoint.type"]:
-        off = _with(strategy, {"gradient_checkpoint.type": ""})
+        off = with_values(strategy, {"gradient_checkpoint.type": ""})
         yield _Variant("gradient checkpoint", "activations are kept", off, config)
     if values["auto.balance"] != "even" and ranks > 1:
-        even = _with(strategy, {"auto.balance": "even"})
+        even = with_values(strategy, {"auto.balance": "even"})
         yield _Variant(f"rows {values['auto.balance']}", "as many rows for each replica", even, config)
     if int(values["optimizer.num_apply_group"]) > 1:
-        one = _with(strategy, {"optimizer.num_apply_group": 1})
+        one = with_values(strategy, {"optimizer.num_apply_group": 1})
         yield _Variant(f"{values['optimizer.num_apply_group']} groups of updates", "one group", one, config)
     if ranks > 1 and config.communication.max_splits > 1:
         late = "all gradients in one bucket, after the backward pass"
         yield _Variant("gradients overlap backward", late, strategy, _but(config, "communication.max_splits", 1))
     if ranks > 1 and config.communication.fp16:
         yield _Variant("gradients in float16", "in float32", strategy, _but(config, "communication.fp16", False))
-
-
-def _with(strategy: Strategy, values: Dict[str, Any]) -> Strategy:
-    settings = [
-        one._replace(value=json.dumps(values[one.key])) if one.key in values else one for one in strategy.settings
-    ]
-    return strategy._replace(settings=tuple(settings))
 
 
 def _in_one_block(strategy: Strategy) -> Strategy:

@@ -10,7 +10,7 @@ import json
 from typing import Callable, Dict, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 from epl.parallel.plan import strategy as strategies
-from epl.parallel.plan.strategy import Block, Setting, Strategy
+from epl.parallel.plan.strategy import Block, Strategy
 
 PLANNER = strategies.PLANNER  # the origin of what the search decides
 _LEFT_ALONE = ("default", PLANNER)  # origins of settings that it may decide
@@ -105,15 +105,9 @@ def _all_settings(stages: int, replicas: int) -> Iterator[Mapping[str, object]]:
 
 def with_settings(strategy: Strategy, settings: Mapping[str, object]) -> Optional[Strategy]:
     """The strategy with values of keys; None if the user has set one of them to something else."""
-    made = []
-    for one in strategy.settings:
-        value = json.dumps(settings[one.key]) if one.key in settings else one.value
-        if value != one.value:
-            if one.origin not in _LEFT_ALONE:
-                return None
-            one = Setting(one.key, value, PLANNER)
-        made.append(one)
-    return strategy._replace(settings=tuple(made))
+    made = strategies.with_values(strategy, settings, PLANNER)
+    changed = [one for one, other in zip(strategy.settings, made.settings) if one.value != other.value]
+    return made if all(one.origin in _LEFT_ALONE for one in changed) else None
 
 
 def _has_rows(strategy: Strategy, rows: int) -> bool:

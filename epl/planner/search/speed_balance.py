@@ -4,11 +4,11 @@ even rows, few and many --simulated--> seconds and bytes of each replica by its 
 rows_by_speed                          rows of each replica, which the strategy keeps as proportions
 """
 
-import json
 from typing import Dict, List, Sequence, Tuple
 
+from epl.parallel.plan import strategy as strategies
 from epl.parallel.plan.row_shares import reduced
-from epl.parallel.plan.strategy import Setting, Strategy
+from epl.parallel.plan.strategy import Strategy
 from epl.planner.machine.machine import Machine
 from epl.planner.prediction.layout import decided, lay_out
 from epl.planner.prediction.prediction import PredictedDevices, predict
@@ -26,8 +26,7 @@ def is_open(strategy: Strategy) -> bool:
 
 def with_balance(strategy: Strategy, balance: str) -> Strategy:
     """The strategy with another value of `auto.balance`."""
-    settings = [Setting(KEY, json.dumps(balance), "planner") if one.key == KEY else one for one in strategy.settings]
-    return strategy._replace(settings=tuple(settings))
+    return strategies.with_values(strategy, {KEY: balance}, strategies.PLANNER)
 
 
 def balanced(strategy: Strategy, costs: ModelCosts, machine: Machine, rows: int) -> Strategy:
