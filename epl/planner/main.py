@@ -35,6 +35,7 @@ WRONG_USAGE = 2
 SCRIPT_FAILED = 3
 
 SEARCH_LOGGER = "epl.search"  # tells what a search has found so far, at level INFO
+CAPACITY_LOGGER = "epl.search.capacity"  # of a search for enough devices alone
 
 _PORT = 1  # in the names of workers; nobody listens there
 _OF_DEVICES = ("cluster.num_virtual_devices", "cluster.device_type")  # what --devices sets
@@ -156,8 +157,8 @@ def _settings(parser: argparse.ArgumentParser, options: argparse.Namespace) -> D
             parser.error(f"--{name} {number} is of a search: give --search, too, or --set auto.{name}={number}.")
         if number is not None:
             settings[f"auto.{name}"] = str(number)
-    if options.verbose:
-        _tell_search()
+    if options.verbose or sys.stderr.isatty():
+        _tell_search(SEARCH_LOGGER if options.verbose else CAPACITY_LOGGER)
     if options.machine:
         is_file = os.path.isfile(options.machine)
         settings["auto.machine"] = os.path.abspath(options.machine) if is_file else options.machine
@@ -167,9 +168,9 @@ def _settings(parser: argparse.ArgumentParser, options: argparse.Namespace) -> D
     return settings
 
 
-def _tell_search() -> None:
-    """Writes what the search has found so far to standard error."""
-    logger = logging.getLogger(SEARCH_LOGGER)
+def _tell_search(name: str) -> None:
+    """Writes what a search has found so far to standard error, given its logger."""
+    logger = logging.getLogger(name)
     if not logger.handlers:
         logger.addHandler(logging.StreamHandler())
     logger.setLevel(logging.INFO)
@@ -229,7 +230,7 @@ def _plan(parser: argparse.ArgumentParser, options: argparse.Namespace, settings
     strategy = record.strategy_of(graph)
     if strategy.workers != workers:
         parser.error(f"--devices {options.devices}: the script is a job of {strategy.workers} worker(s) by itself.")
-    plan = simulated_plan.simulate_plan(graph, strategy)
+    plan = simulated_plan.simulate_plan(graph, strategy, may_stop=True)
     print(job_report.describe_job(graph, plan))
     files: List[Tuple[Optional[str], str, Callable[[], str]]] = [
         (options.save, "the strategy, for auto.plan_file", lambda: strategies.to_json(strategy)),

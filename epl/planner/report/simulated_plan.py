@@ -124,7 +124,7 @@ class SimulatedPlan(NamedTuple):
         return json.dumps(found, indent=1) + "\n"
 
 
-def simulate_plan(graph: Graph, strategy: Strategy) -> SimulatedPlan:
+def simulate_plan(graph: Graph, strategy: Strategy, may_stop: bool = False) -> SimulatedPlan:
     """The plan of a graph, simulated.
 
     Args:
@@ -135,6 +135,7 @@ def simulate_plan(graph: Graph, strategy: Strategy) -> SimulatedPlan:
     found = graph.state_of(ForwardPass)
     assert found is not None
     reasons = tuple(_reasons(strategy, search))
+      may_stop: whether Ctrl-C ends a search for enough devices alone, in place of the process.
     told = SimulatedPlan(strategy, None, None, "", search, reasons, origins=find_origins(graph))
     try:
         told = told._replace(model=planned_model(graph, found))
@@ -142,13 +143,13 @@ def simulate_plan(graph: Graph, strategy: Strategy) -> SimulatedPlan:
         model = told.model
         told = told._replace(prediction=predict(strategy, model.costs, model.machine, model.rows))
         assert told.prediction is not None
-        remedy = "" if told.fits else _enough_devices(strategy, model)
+        remedy = "" if told.fits else _enough_devices(strategy, model, may_stop)
         return told._replace(gains=tuple(find_gains(strategy, told.prediction, model)), remedy=remedy)
     except EplError as error:
         return told._replace(refusal=str(error))
 
 
-def _enough_devices(strategy: Strategy, model: PlannedModel) -> str:
+def _enough_devices(strategy: Strategy, model: PlannedModel, may_stop: bool) -> str:
     """How many devices would do for a strategy that does not fit, all else as decided."""
 
     def find(larger: PlannedModel) -> Optional[str]:
@@ -157,9 +158,9 @@ def _enough_devices(strategy: Strategy, model: PlannedModel) -> str:
 
     is_rows_set = bool(Env.get().config.auto.rows)
     model = model._replace(strategy=strategy)
-    enough = capacity.find_capacity(model, is_rows_set, find, capacity.MOST_DEVICES)
-    words = capacity.in_words(enough, model.machine)
-    return words if enough is not None else f"{words} {_SEARCH}".strip()
+    searched = capacity.find_capacity(model, is_rows_set, find, may_stop)
+    words = capacity.in_words(searched, model.machine)
+    return words if searched.enough is not None else f"{words} {_SEARCH}".strip()
 
 
 def _reasons(strategy: Strategy, search: Optional[SearchResult]) -> List[Reason]:

@@ -9,6 +9,7 @@ Each number is simulated, up to a limit. That more devices may lack what fewer d
 """
 
 import json
+import logging
 from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence
 
 from epl.parallel.plan.strategy import Strategy
@@ -20,6 +21,8 @@ from epl.planner.search.candidates import PlanCandidate
 from epl.planner.search.planned_model import PlannedModel
 from epl.planner.search.speed_balance import KEY, with_balance
 from epl.utils.errors import EplError
+
+logger = logging.getLogger("epl.search.capacity")
 
 MOST_DEVICES = 512
 _MOST_PASSES = 4096  # stages x micro batches of a pipeline that is simulated here
@@ -43,33 +46,62 @@ class Capacity(NamedTuple):
     rows: int
 
 
+class CapacitySearch(NamedTuple):
+    """What a search for enough devices has found.
+
+    Attributes:
+      enough: what would do; None if nothing was found.
+      is_interrupted: whether Ctrl-C has ended it: fewer devices may do.
+    """
+
+    enough: Optional[Capacity]
+    is_interrupted: bool = False
+
+
 # Given a model on a larger job: the name of a plan that fits, or None.
 FindFitting = Callable[[PlannedModel], Optional[str]]
 
 
-def find_capacity(model: PlannedModel, is_rows_set: bool, find: FindFitting, most: int) -> Optional[Capacity]:
-    """The fewest devices on which a plan fits; None if none does with up to `most`.
+def find_capacity(
+    model: PlannedModel, is_rows_set: bool, find: FindFitting, may_stop: bool, most: int = MOST_DEVICES
+) -> CapacitySearch:
+    """The fewest devices on which a plan fits.
 
     Args:
       model: on a machine that is known to be too small.
       is_rows_set: whether the rows of the global batch stay; else those of each device do.
       find: looks for a plan of a larger job.
+      may_stop: whether Ctrl-C ends the search alone, with what it has found so far.
       most: devices.
     """
+    devices = model.machine.num_devices
     found: Dict[int, Optional[str]] = {1: None}
 
     def fits(times: int) -> bool:
         if times not in found:
             found[times] = find(repeated(model, times, is_rows_set))
+            plan = found[times]
+            told = "too few" if plan is None else f"enough, plan {json.dumps(plan)}"
+            logger.info("search: %d devices are %s", times * devices, told)
         return found[times] is not None
 
-    largest = most // model.machine.num_devices
-    times = fewest(fits, largest)
-    if times is None:
-        return None
-    plan = found[times]
-    assert plan is not None
-    return Capacity(times, times * model.machine.num_devices, plan, repeated(model, times, is_rows_set).rows)
+    largest = most // devices
+    is_interrupted = False
+    if largest > 1:
+        stop = "; Ctrl-C ends this search alone" if may_stop else ""
+        logger.info("search: memory is too small; looking for the fewest devices that would do, up to %d%s", most, stop)
+    try:
+        fewest(fits, largest)
+    except KeyboardInterrupt:
+        if not may_stop:
+            raise
+        is_interrupted = True
+    fitting = {times: plan for times, plan in found.items() if plan is not None}
+    if not fitting:
+        return CapacitySearch(None, is_interrupted)
+    times = min(fitting)
+    rows = repeated(model, times, is_rows_set).rows
+    return CapacitySearch(Capacity(times, times * devices, fitting[times], rows), is_interrupted)
 
 
 def fewest(fits: Callable[[int], bool], largest: int) -> Optional[int]:
@@ -139,13 +171,15 @@ def fits(strategy: Strategy, model: PlannedModel, machine: Machine) -> bool:
         return False
 
 
-def in_words(found: Optional[Capacity], machine: Machine, most: int = MOST_DEVICES) -> str:
-    """What would do, in a sentence."""
-    if found is None:
-        if 2 * machine.num_devices > most:
-            return ""
-        return f"No number of such devices up to {most} would do."
+def in_words(found: CapacitySearch, machine: Machine, most: int = MOST_DEVICES) -> str:
+    """What would do, in a sentence or two; "" if nothing was looked for."""
+    enough = found.enough
+    if enough is None:
+        if found.is_interrupted:
+            return "Ctrl-C ended the search for enough devices."
+        return "" if 2 * machine.num_devices > most else f"No number of such devices up to {most} would do."
+    fewer = " Fewer may do: Ctrl-C ended the search for them." if found.is_interrupted else ""
     return (
-        f"{found.devices} such devices would do, by the simulator: {found.times} times the machine, "
-        f"{found.rows} rows, plan {json.dumps(found.plan)}."
+        f"{enough.devices} such devices would do, by the simulator: {enough.times} times the machine, "
+        f"{enough.rows} rows, plan {json.dumps(enough.plan)}.{fewer}"
     )

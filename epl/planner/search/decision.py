@@ -142,7 +142,7 @@ def _searched(graph: Graph, found: ForwardPass, ys: Any, model: PlannedModel, ma
         raise PlanError(f"{error} {_enough_devices(graph, found, model, are_cut)}".rstrip()) from None
     graph.keep(SearchResult, SearchResult(tuple(compared), chosen, by_blocks))
     logger.info("%s", "\n".join(comparison.describe(compared, chosen)))
-    return chosen.candidate.strategy
+    return with_origins(chosen, compared)
 
 
 def _enough_devices(graph: Graph, found: ForwardPass, model: PlannedModel, are_cut: bool) -> str:
@@ -167,9 +167,10 @@ def _enough_devices(graph: Graph, found: ForwardPass, model: PlannedModel, are_c
         return next((one.name for one in tried if capacity.fits(one.strategy, larger, machine)), None)
 
     is_rows_set = bool(Env.get().config.auto.rows)
-    enough = capacity.find_capacity(model, is_rows_set, find, capacity.MOST_DEVICES)
-    words = capacity.in_words(enough, model.machine)
-    return f"By rows or in stages, {words[:1].lower()}{words[1:]}" if words and enough is None else words
+    searched = capacity.find_capacity(model, is_rows_set, find, may_stop=record.is_recording())
+    words = capacity.in_words(searched, model.machine)
+    is_none = searched.enough is None and not searched.is_interrupted
+    return f"By rows or in stages, {words[:1].lower()}{words[1:]}" if words and is_none else words
 
 
 def _cut_for_devices(

@@ -1,6 +1,7 @@
 """How many devices a model needs that does not fit."""
 
 import json
+import logging
 import re
 
 import pytest
@@ -10,7 +11,7 @@ from hypothesis import strategies as st
 from epl.planner.prediction.layout import decided
 from epl.planner.search import decision
 from epl.planner.search.candidates import candidates
-from epl.planner.search.capacity import fewest, find_capacity, fits, in_words, most_saving, repeated
+from epl.planner.search.capacity import CapacitySearch, fewest, find_capacity, fits, in_words, most_saving, repeated
 from epl.planner.search.planned_model import PlannedModel
 from epl.utils.errors import PlanError
 from tests.parallel.in_process import init  # noqa: F401
@@ -55,19 +56,50 @@ def test_a_machine_is_repeated_with_a_network_between():
 def test_shards_of_more_devices_fit():
     model = _model(25 << 20, zero__level="v1")
     assert not fits(model.strategy, model, model.machine)
-    found = find_capacity(model, True, _find, 512)
+    searched = find_capacity(model, True, _find, may_stop=False)
+    found = searched.enough
     for times in range(2, found.times + 1):
         larger = repeated(model, times, True)
         assert fits(larger.strategy, larger, larger.machine) == (times == found.times)
     assert found.devices == 2 * found.times and found.rows == 64
-    assert f"{found.devices} such devices would do" in in_words(found, model.machine)
+    assert f"{found.devices} such devices would do" in in_words(searched, model.machine)
 
 
 def test_full_copies_fit_on_no_number_of_devices():
     model = _model(18 << 20, auto__balance="5:3")
-    assert find_capacity(model, True, _find, 64) is None
-    assert in_words(None, model.machine, 64) == "No number of such devices up to 64 would do."
-    assert in_words(None, model.machine, 3) == ""
+    none = find_capacity(model, True, _find, may_stop=False, most=64)
+    assert none == CapacitySearch(None)
+    assert in_words(none, model.machine, 64) == "No number of such devices up to 64 would do."
+    assert in_words(none, model.machine, 3) == ""
+
+
+@pytest.mark.parametrize(
+    "needed, interrupted_at, words",
+    [
+        (
+            4,
+            3,
+            '8 such devices would do, by the simulator: 4 times the machine, 64 rows, plan "p". Fewer may do: Ctrl-C',
+        ),
+        (200, 4, "Ctrl-C ended the search for enough devices."),
+    ],
+)
+def test_ctrl_c_ends_the_search_alone_and_it_says_what_it_tries(caplog, needed, interrupted_at, words):
+    model = _model(1)
+
+    def find(larger):
+        times = larger.machine.num_devices // 2
+        if times == interrupted_at:
+            raise KeyboardInterrupt
+        return "p" if times >= needed else None
+
+    with caplog.at_level(logging.INFO, "epl.search.capacity"):
+        found = find_capacity(model, True, find, may_stop=True)
+    assert in_words(found, model.machine).startswith(words)
+    assert caplog.messages[0].endswith("that would do, up to 512; Ctrl-C ends this search alone")
+    assert caplog.messages[1] == "search: 4 devices are too few"
+    with pytest.raises(KeyboardInterrupt):
+        find_capacity(model, True, find, may_stop=False)
 
 
 def test_most_saving_candidates():
