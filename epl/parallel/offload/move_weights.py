@@ -14,12 +14,13 @@ It works on the graph of the user, after recomputation and before every other pa
 """
 
 import logging
-from typing import Dict, List, Optional, Sequence
+from typing import Collection, Dict, List, Optional, Sequence, Set
 
 import tensorflow.compat.v1 as tf
 
 from epl.ir import op_types
 from epl.ir.clone import SAME, clone_nodes
+from epl.ir.dataflow import data_inputs
 from epl.ir.gradient_boundary import boundary_nodes, variables_by_gradient
 from epl.ir.taskgraph import HOST_ATTR, TASKGRAPH_ATTR
 from epl.ir.view import GraphView, variable_bytes
@@ -86,11 +87,13 @@ def run(rewrite: RewriteContext) -> None:
         op = rewrite.remember(rewrite.operation(view.nodes[node].name))
         tf_compat.set_attr(op, HOST_ATTR, tf.AttrValue(b=True))
     stages = stages_of_nodes(view, rewrite.plan.stages)
-    uses = _uses(rewrite, view, region)
+    writes = _training_writes(rewrite, view)
+    uses = _uses(rewrite, view, region, writes)
     fetches = plan_fetches(view, uses, _sections(rewrite, view, uses, stages), region.order, largest(uses))
     late = late_uses(view, fetches, region, _gradients(rewrite, view))
     names = _add(rewrite, view, fetches)
-    _report(view, region, uses, fetches, stages)
+    objectives = [view.index[y.op.name] for call in rewrite.graph.gradient_calls for y in call.ys]
+    _report(view, region, uses, fetches, stages, _computed(view, [*writes, *objectives]))
     delayed = {gradient: [view.nodes[node].name for node in takers] for gradient, takers in late.items()}
     delay_gradients(rewrite, view, delayed, SCOPE)
     if rewrite.is_plain:  # no pass places anything
@@ -98,13 +101,33 @@ def run(rewrite: RewriteContext) -> None:
         tf_compat.set_devices(rewrite.tf_graph, [(name, rewrite.host) for name in hosted + names])
 
 
-def _uses(rewrite: RewriteContext, view: GraphView, region: HostRegion) -> List[WeightUse]:
+def _training_writes(rewrite: RewriteContext, view: GraphView) -> Set[int]:
     bounds = boundary_nodes(view, rewrite.graph.gradient_calls)
-    writes = find_training_writes(rewrite.tf_graph, view, view.writes(), bounds)
+    return find_training_writes(rewrite.tf_graph, view, view.writes(), bounds)
+
+
+def _uses(rewrite: RewriteContext, view: GraphView, region: HostRegion, writes: Set[int]) -> List[WeightUse]:
+    bounds = boundary_nodes(view, rewrite.graph.gradient_calls)
     after = view.descendants(bounds)
     changing = {variable for write in writes - after for variable in view.variable_inputs(write)}
     replaced = {view.index[one.original.op.name] for one in rewrite.graph.replacements.values()}  # they run no more
     return find_uses(rewrite.tf_graph, view, region, view.descendants(writes) | replaced, changing)
+
+
+def _computed(view: GraphView, roots: Sequence[int]) -> Set[int]:
+    """What some nodes are computed from.
+
+    TensorFlow takes out what they only wait for, and nobody reads: tf.gradients has the gradient of a kernel wait for
+    that of the rows, also of those that are fed.
+    """
+    found = set(roots)
+    stack = list(found)
+    while stack:
+        for producer, _ in data_inputs(view, stack.pop()):
+            if producer not in found:
+                found.add(producer)
+                stack.append(producer)
+    return found
 
 
 def _sections(
@@ -153,12 +176,27 @@ def _add(rewrite: RewriteContext, view: GraphView, fetches: Sequence[Fetch]) -> 
 
 
 def _report(
-    view: GraphView, region: HostRegion, uses: Sequence[WeightUse], fetches: Sequence[Fetch], stages: Sequence[int]
+    view: GraphView,
+    region: HostRegion,
+    uses: Sequence[WeightUse],
+    fetches: Sequence[Fetch],
+    stages: Sequence[int],
+    in_step: Collection[int],
 ) -> None:
-    """Says how much is copied, and what is so at the start of a step."""
+    """Says how much is copied in a training step, and what is so at its start.
+
+    Args:
+      view, region, uses, fetches, stages: the graph, what runs on the host, the uses of weights, their copies, the
+        stage of each node.
+      in_step: the nodes that a step computes with.
+    """
     fetched = {(use.consumer, use.position) for fetch in fetches for use in fetch.uses}
     for stage in sorted(set(stages)):
-        own = [fetch for fetch in fetches if stages[fetch.uses[0].consumer] == stage]
+        own = [
+            fetch
+            for fetch in fetches
+            if stages[fetch.uses[0].consumer] == stage and any(use.consumer in in_step for use in fetch.uses)
+        ]
         if own:
             logger.info(
                 "offload.level: stage %d copies %.1f MB of weights to its device in %d copies, of which %.1f MB are "

@@ -1,6 +1,7 @@
 """Which ops run on the host, which copies of weights there are, and what these wait for: graphs and traced steps."""
 
 import logging
+import re
 
 import numpy as np
 import pytest
@@ -354,6 +355,22 @@ def test_the_plan_says_what_devices_need_not_hold(offload, caplog):
         plan = rewritten().plan
     assert section(plan, OffloadSection).stages == ((0, 8, 2 * 2 * 20 * 4),)
     assert "in host memory: 8 variables of stage 0" in caplog.text
+
+
+def test_what_is_told_of_copies_is_what_a_step_runs(offload, caplog):
+    """The gradient of the fed rows takes the first kernel once more, and nothing takes that gradient."""
+    offload()
+    model = Layers(4)
+    with caplog.at_level(logging.INFO, "epl"):
+        rewritten()
+    (told,) = re.findall(r"stage 0 copies .* MB of weights to its device in (\d+) copies", caplog.text)
+    with tf.Session() as sess:
+        sess.run(tf.global_variables_initializer())
+        fetches = [model.loss, model.train_op]
+        sess.run(fetches, model.feed())
+        ran = {one.op for one in step_stats.trace(sess, fetches, model.feed())}
+    copies = {node.name for node in nodes("Identity") if node.name.startswith(REPLICA + SCOPE + "copy")}
+    assert int(told) == len(copies & ran) == len(copies) - 1
 
 
 def test_processes_exchange_variables_on_the_host(offload):
