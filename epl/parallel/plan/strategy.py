@@ -21,6 +21,8 @@ FORMAT = "epl-strategy"
 VERSION = 1
 OUTSIDE = -1  # the block of ops before the first scope, if that is a split, which does not hold them
 SCOPES = "scopes"  # where blocks come from that the script annotates
+DEFAULT_STRATEGY = "epl.set_default_strategy"  # where the block comes from if the script has no scopes, but this
+NO_ANNOTATION = "default"  # where the block comes from if it has neither
 PLANNER = "planner"  # where blocks come from that a search has found
 
 # The configuration keys that a strategy decides.
@@ -114,7 +116,7 @@ class Strategy(NamedTuple):
     Attributes:
       model: fingerprint of the forward pass: op types, shapes, edges.
       workers, devices, device_type: the job it was made for: processes, devices of each, "CPU" or "GPU".
-      blocks_origin: what made the blocks: "scopes" of the script, or the policy that found them.
+      blocks_origin: what made the blocks: what the script annotates, or what found them: a policy, or the planner.
       blocks: the TaskGraphs.
       choices: of the ops of splits that are computed on shards.
       settings: the decided configuration keys.
@@ -272,13 +274,18 @@ def differences(mine: Strategy, other: Strategy) -> List[str]:
     return lines
 
 
-def describe(strategy: Strategy) -> List[str]:
-    """The decisions in lines for a person."""
+def describe(strategy: Strategy, blocks_from: str = "") -> List[str]:
+    """The decisions in lines for a person.
+
+    Args:
+      strategy: the strategy.
+      blocks_from: where a model has the blocks from, if not from where the strategy had them.
+    """
     counts = Counter(op.block for op in strategy.ops)
     lines = [
         "strategy {} for {} worker(s) x {} {}, blocks from {}".format(
             strategy_hash(strategy)[:12], strategy.workers, strategy.devices, strategy.device_type,
-            strategy.blocks_origin,
+            blocks_from or strategy.blocks_origin,
         )
     ]  # fmt: skip
     for number, block in enumerate(strategy.blocks):
@@ -301,13 +308,6 @@ def settings_of(get: Callable[[str], Any], provenance: Callable[[str], str]) -> 
     return tuple(Setting(key, json.dumps(get(key)), provenance(key)) for key in DECIDED_KEYS)
 
 
-def _computation(op: ForwardOp) -> Tuple[Any, ...]:
-    return op.type, op.inputs, op.outputs
-
-
-def _op_in_words(op: ForwardOp) -> str:
-    return "{} {!r} -> {}".format(op.type, op.name, ", ".join(op.outputs) or "nothing")
-
 def with_values(strategy: Strategy, values: Mapping[str, Any], origin: str = "") -> Strategy:
     """The strategy with other values of some of its keys.
 
@@ -322,6 +322,13 @@ def with_values(strategy: Strategy, values: Mapping[str, Any], origin: str = "")
         made.append(one if value == one.value else Setting(one.key, value, origin or one.origin))
     return strategy._replace(settings=tuple(made))
 
+
+def _computation(op: ForwardOp) -> Tuple[Any, ...]:
+    return op.type, op.inputs, op.outputs
+
+
+def _op_in_words(op: ForwardOp) -> str:
+    return "{} {!r} -> {}".format(op.type, op.name, ", ".join(op.outputs) or "nothing")
 
 
 def scopes_of(names: Sequence[str], most: int = 8) -> Tuple[str, ...]:

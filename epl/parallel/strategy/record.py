@@ -7,16 +7,19 @@ strategy_of(graph)
 """
 
 import contextlib
-from typing import Any, Iterator, List, NamedTuple, NoReturn, Sequence, Tuple
+from typing import Any, Iterator, List, NamedTuple, NoReturn, Optional, Sequence, Tuple
 
 import tensorflow.compat.v1 as tf
 
+from epl.config.config import Config
+from epl.config.keys import KEY_BY_NAME
 from epl.env import Env
 from epl.ir.colocation import taskgraph_index
 from epl.ir.gradient_boundary import variable_name
 from epl.ir.graph import Graph
 from epl.ir.taskgraph import TaskGraph
 from epl.ir.view import GraphView
+from epl.parallel.auto_partition.annotate import Partitioned
 from epl.parallel.plan import strategy as strategies
 from epl.parallel.plan.sections import PartitionSection, SplitSection
 from epl.parallel.plan.strategy import Block, ForwardOp, PlannedChoice, Strategy
@@ -139,19 +142,43 @@ def strategy_of_pass(graph: Graph, found: ForwardPass) -> Strategy:
     cluster = env.cluster
     assert cluster is not None
     used = graph.state_of(Strategy)
-    partition = graph.state_of(PartitionSection)
-    origin = strategies.SCOPES if partition is None else partition.policy
     return Strategy(
         model=strategies.fingerprint(found.ops),
         workers=cluster.worker_num,
         devices=cluster.gpu_num_per_worker,
         device_type=cluster.device_type,
-        blocks_origin=origin if used is None else used.blocks_origin,
+        blocks_origin=_origin_of_blocks(graph) if used is None else used.blocks_origin,
         blocks=tuple(block_of(one, _names(found, one.index)) for one in graph.taskgraphs),
         choices=_choices(graph, found),
-        settings=strategies.settings_of(env.config.get, env.config.provenance),
+        settings=strategies.settings_of(env.config.get, lambda key: _origin_of_key(env.config, used, key)),
         ops=found.ops,
     )
+
+
+def has_made_blocks(graph: Graph) -> bool:
+    """Whether the strategy that is used has made the TaskGraphs of a model: its script leaves them open."""
+    return graph.state_of(Strategy) is not None and graph.state_of(Partitioned) is not None
+
+
+def _origin_of_blocks(graph: Graph) -> str:
+    """Where the blocks come from, if no strategy is used."""
+    partition = graph.state_of(PartitionSection)
+    if partition is not None:
+        return partition.policy
+    if any(one.strategy is not graph.default_strategy for one in graph.taskgraphs):
+        return strategies.SCOPES
+    is_asked = bool(graph.taskgraphs) and graph.beginning is not None
+    return strategies.DEFAULT_STRATEGY if is_asked else strategies.NO_ANNOTATION
+
+
+def _origin_of_key(config: Config, used: Optional[Strategy], key: str) -> str:
+    """Where the value of a key came from: the configuration alone says "planner" of all keys that a strategy may set."""
+    if used is None or config.is_set(key):
+        return config.provenance(key)
+    if config.auto.plan_file:
+        is_default = config.get(key) == KEY_BY_NAME[key].default
+        return "default" if is_default else f"auto.plan_file {config.auto.plan_file!r}"
+    return next((one.origin for one in used.settings if one.key == key), "default")
 
 
 def _choices(graph: Graph, found: ForwardPass) -> Tuple[PlannedChoice, ...]:

@@ -28,7 +28,7 @@ _KEY = "auto.explain"
 
 def describe_job(graph: Graph, plan: SimulatedPlan) -> str:
     """All that is told of a rewritten graph and its plan, as text."""
-    strategy = "\n".join("  " + line for line in strategies.describe(plan.strategy))
+    strategy = "\n".join("  " + line for line in strategies.describe(plan.strategy, plan.blocks_from))
     simulation = "\n".join("  " + line for line in plan.describe())
     return f"{explanation_report.describe_rewritten(graph)}\n\nStrategy:\n{strategy}\n\nSimulation:\n{simulation}"
 

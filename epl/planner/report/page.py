@@ -92,7 +92,7 @@ def _decisions(plan: SimulatedPlan) -> List[str]:
     """Blocks, and all decisions: where each came from, and what deciding it otherwise would cost."""
     strategy = plan.strategy
     blocks = [
-        [f"block {number}", block_in_words(block), strategy.blocks_origin]
+        [f"block {number}", block_in_words(block), plan.blocks_from]
         for number, block in enumerate(strategy.blocks)
     ]
     lines = ["<h2>Decisions</h2>", _table(["what", "decision", "from"], blocks)]

@@ -7,7 +7,7 @@ from epl.env import Env
 from epl.ir.graph import Graph
 from epl.parallel.plan import strategy as strategies
 from epl.parallel.plan.strategy import Strategy
-from epl.parallel.strategy.record import ForwardPass
+from epl.parallel.strategy.record import ForwardPass, has_made_blocks
 from epl.planner.machine import quantities
 from epl.planner.machine.machine import to_plain
 from epl.planner.prediction import describe, plain
@@ -18,7 +18,7 @@ from epl.planner.report.feature_gains import FeatureGain, find_gains
 from epl.planner.search import capacity, comparison
 from epl.planner.search.decision import SearchResult
 from epl.planner.search.planned_model import PlannedModel, planned_model
-from epl.planner.search.reasons import Reason, describe_reason, find_reasons
+from epl.planner.search.reasons import STAGES, Reason, describe_reason, find_reasons
 from epl.profiler.origins import GraphOrigins, find_origins
 from epl.utils.errors import EplError
 
@@ -56,6 +56,11 @@ class SimulatedPlan(NamedTuple):
     def fits(self) -> bool:
         """Whether no device is known to lack memory."""
         return self.prediction is None or self.prediction.fits
+
+    @property
+    def blocks_from(self) -> str:
+        """Where the blocks come from."""
+        return next((one.origin for one in self.reasons if one.decision == STAGES), self.strategy.blocks_origin)
 
     def lacking(self) -> str:
         """What the devices lack, and what would do, in sentences."""
@@ -130,12 +135,12 @@ def simulate_plan(graph: Graph, strategy: Strategy, may_stop: bool = False) -> S
     Args:
       graph: that was recorded.
       strategy: that it is trained by.
+      may_stop: whether Ctrl-C ends a search for enough devices alone, in place of the process.
     """
     search = graph.state_of(SearchResult)
     found = graph.state_of(ForwardPass)
     assert found is not None
-    reasons = tuple(_reasons(strategy, search))
-      may_stop: whether Ctrl-C ends a search for enough devices alone, in place of the process.
+    reasons = tuple(_reasons(graph, strategy, search))
     told = SimulatedPlan(strategy, None, None, "", search, reasons, origins=find_origins(graph))
     try:
         told = told._replace(model=planned_model(graph, found))
@@ -163,12 +168,11 @@ def _enough_devices(strategy: Strategy, model: PlannedModel, may_stop: bool) -> 
     return words if searched.enough is not None else f"{words} {_SEARCH}".strip()
 
 
-def _reasons(strategy: Strategy, search: Optional[SearchResult]) -> List[Reason]:
+def _reasons(graph: Graph, strategy: Strategy, search: Optional[SearchResult]) -> List[Reason]:
+    if search is not None:
+        return find_reasons(strategy, search.compared, search.chosen)
     path = Env.get().config.auto.plan_file
-    source = f"auto.plan_file {path!r}" if path else ""
-    if search is None:
-        return find_reasons(strategy, source=source)
-    return find_reasons(strategy, search.compared, search.chosen, source)
+    return find_reasons(strategy, source=f"auto.plan_file {path!r}" if path and has_made_blocks(graph) else "")
 
 
 def _candidate(one: comparison.Compared, is_chosen: bool) -> Dict[str, Any]:
@@ -179,5 +183,5 @@ def _candidate(one: comparison.Compared, is_chosen: bool) -> Dict[str, Any]:
         "seconds": None if outcome is None else outcome.seconds,
         "lacks": [] if outcome is None else [list(pair) for pair in outcome.lacks],
         "refusal": one.refusal,
-    }
         "has_other_batches": one.has_other_batches,
+    }

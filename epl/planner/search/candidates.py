@@ -14,6 +14,7 @@ from epl.parallel.plan.strategy import Block, Strategy
 
 PLANNER = strategies.PLANNER  # the origin of what the search decides
 _LEFT_ALONE = ("default", PLANNER)  # origins of settings that it may decide
+_ANNOTATED = (strategies.SCOPES, strategies.DEFAULT_STRATEGY)
 # Micro batches for each stage of a pipeline: more shrink the bubble, and cost a launch of every op each.
 MICRO_BATCHES = (1, 2, 4, 8)
 
@@ -57,7 +58,7 @@ def is_left_alone(strategy: Strategy, key: str) -> bool:
 
 def has_scopes(strategy: Strategy) -> bool:
     """Whether the script decides the blocks: one scope of epl.replicate(1) alone leaves them to the planner."""
-    return strategy.blocks_origin == strategies.SCOPES and not is_data_parallel(strategy)
+    return strategy.blocks_origin in _ANNOTATED and not is_data_parallel(strategy)
 
 
 def is_data_parallel(strategy: Strategy) -> bool:

@@ -26,6 +26,7 @@ from epl.planner.search.candidates import PlanCandidate, candidates, has_scopes,
 from epl.planner.search.comparison import Compared, PlanOutcome
 from epl.planner.search.model_blocks import find_blocks
 from epl.planner.search.planned_model import PlannedModel, planned_model
+from epl.planner.search.reasons import with_origins
 from epl.planner.search.speed_balance import SPEED, balanced, is_open, with_balance
 from epl.planner.search.split_choices import SplitChooser
 from epl.planner.search.stage_search import StageSearch

@@ -21,6 +21,7 @@ from epl.planner.search.comparison import Compared
 
 STAGES, BOUNDARIES, KINDS, CHOICES = "blocks", "block boundaries", "kind of block", "choices of split ops"
 _BLOCKS_SHOWN = 4
+_KEPT = ("default", strategies.SCOPES, strategies.DEFAULT_STRATEGY)  # origins of what a search may have kept
 
 
 class Alternative(NamedTuple):
@@ -49,7 +50,8 @@ class Reason(NamedTuple):
     Attributes:
       decision: what is decided: a configuration key, or something about the blocks.
       value: what was decided, for people.
-      origin: where that came from: "code", "environment ...", "scopes", "default", "planner", "auto.plan_file ...".
+      origin: where that came from: "code", "environment ...", "scopes", "epl.set_default_strategy", "default",
+        "planner", "auto.plan_file ...".
       runner_up: the best compared candidate that decides it otherwise: the fastest that fits; if none does, the one
         that lacks least memory; if none can be simulated, the first. None if none decides it otherwise.
       faster: the fastest that decides it otherwise, is faster than the chosen one, and does not fit; else None.
@@ -89,12 +91,25 @@ def find_reasons(
       strategy: the strategy, as it is used.
       compared: what a search has compared; () without a search.
       chosen: the candidate among them that was taken.
-      source: where a strategy came from that was neither searched nor the script's own, such as "auto.plan_file
-        'a.json'": that is the origin then of what the script left open.
+      source: where the model has its blocks from, if not from where the strategy had them: "auto.plan_file 'a.json'".
     """
-    if chosen is not None:
-        strategy = chosen.candidate.strategy  # its settings still tell those of the user from the others
-    return [_reason(one, strategy, compared, chosen, source) for one in _decisions(strategy)]
+    if source:
+        strategy = strategy._replace(blocks_origin=source)
+    return [_reason(one, strategy, compared, chosen) for one in _decisions(strategy)]
+
+
+def with_origins(chosen: Compared, compared: Sequence[Compared]) -> Strategy:
+    """The strategy of the candidate that was taken, with the origins of its decisions.
+
+    What it keeps of the script, and others that were compared with it decide otherwise, the planner has decided.
+    """
+    strategy = chosen.candidate.strategy
+    origins = {one.decision: one.origin for one in find_reasons(strategy, compared, chosen)}
+    is_searched = PLANNER in (origins[STAGES], origins[KINDS])
+    return strategy._replace(
+        blocks_origin=PLANNER if is_searched else strategy.blocks_origin,
+        settings=tuple(one._replace(origin=origins[one.key]) for one in strategy.settings),
+    )
 
 
 def describe_reason(reason: Reason) -> str:
@@ -119,7 +134,7 @@ def alternative_in_words(other: Alternative) -> str:
 
 
 def _reason(
-    decision: _Decision, strategy: Strategy, compared: Sequence[Compared], chosen: Optional[Compared], source: str
+    decision: _Decision, strategy: Strategy, compared: Sequence[Compared], chosen: Optional[Compared]
 ) -> Reason:
     value, origin = decision.value(strategy), decision.origin(strategy)
     key, scope = decision.key(strategy), decision.scope(strategy)
@@ -127,12 +142,11 @@ def _reason(
         one
         for one in compared
         if one is not chosen
+        and not one.has_other_batches
         and decision.scope(one.candidate.strategy) == scope
         and decision.key(one.candidate.strategy) != key
     ]
-    if source and origin == PLANNER:
-        origin = source
-    elif others and origin in ("default", strategies.SCOPES):
+    if others and origin in _KEPT:
         origin = PLANNER  # it has compared what was there with others, and kept it
     if chosen is None or chosen.outcome is None or not others:
         return Reason(decision.name, value, origin)
@@ -141,7 +155,6 @@ def _reason(
     faster = [
         one for one in others if one is not runner_up and one.outcome and not one.fits and one.outcome.seconds < seconds
     ]
-        and not one.has_other_batches
     return Reason(
         decision.name,
         value,

@@ -1,9 +1,8 @@
 """Why a strategy is as it is: the origin of each decision, and the best candidate that decides it otherwise."""
 
-from epl.parallel.plan.strategy import Setting
 from epl.planner.search.candidates import PlanCandidate
 from epl.planner.search.comparison import Compared, PlanOutcome
-from epl.planner.search.reasons import describe_reason, find_reasons
+from epl.planner.search.reasons import describe_reason, find_reasons, with_origins
 from tests.planner.prediction import hand_made
 
 COSTS = hand_made.HandCosts([hand_made.Layer()] * 4)
@@ -56,11 +55,11 @@ def test_without_one_that_fits_it_is_the_one_that_lacks_least_and_then_the_first
     zero = _reasons(taken, refused)["zero.level"]
     assert zero.runner_up.seconds is None and "not simulated, it is refused" in describe_reason(zero)
 
+
 def test_what_would_train_on_other_batches_is_no_alternative():
     other = _compared("v1", 3.0, refusal="other batches", zero__level="v1")._replace(has_other_batches=True)
     zero = _reasons(PLAIN, other)["zero.level"]
     assert (zero.origin, zero.runner_up) == ("default", None)
-
 
 
 def test_boundaries_are_compared_among_plans_of_as_many_blocks():
@@ -82,7 +81,14 @@ def test_origins():
     assert found["blocks"].origin == "scopes"
     searched = _reasons(PLAIN, _compared("2 stages", 3.0, begins=(2,)))
     assert searched["blocks"].origin == "planner"  # scopes that the planner may change are no decision of the script
-    settings = (Setting("zero.level", '"v1"', "code"), Setting("offload.level", '""', "planner"))
-    strategy = PLAIN.candidate.strategy._replace(settings=settings)
-    origins = {one.decision: one.origin for one in find_reasons(strategy, source="auto.plan_file 'a.json'")}
-    assert origins["zero.level"] == "code" and origins["offload.level"] == "auto.plan_file 'a.json'"
+    found = find_reasons(PLAIN.candidate.strategy, source="auto.plan_file 'a.json'")
+    origins = {one.decision: one.origin for one in found}
+    assert origins["blocks"] == "auto.plan_file 'a.json'" and origins["zero.level"] == "default"
+
+
+def test_a_strategy_says_of_what_it_keeps_whether_it_was_compared():
+    compared = [PLAIN, _compared("v1", 3.0, zero__level="v1")]
+    origins = {one.key: one.origin for one in with_origins(PLAIN, compared).settings}
+    assert origins["zero.level"] == "planner" and set(origins.values()) == {"planner", "default"}
+    assert with_origins(PLAIN, compared).blocks_origin == "scopes"
+    assert with_origins(PLAIN, [PLAIN, _compared("2 stages", 3.0, begins=(2,))]).blocks_origin == "planner"
