@@ -234,7 +234,7 @@ def _plan(parser: argparse.ArgumentParser, options: argparse.Namespace, settings
     print(job_report.describe_job(graph, plan))
     files: List[Tuple[Optional[str], str, Callable[[], str]]] = [
         (options.save, "the strategy, for auto.plan_file", lambda: strategies.to_json(strategy)),
-        (options.json, "the plan, its simulation and the candidates", plan.to_json),
+        (options.json, f"the plan and its simulation{', and the candidates' if plan.search else ''}", plan.to_json),
         (options.html, "a page with pictures", lambda: page.page(plan, os.path.basename(options.script))),
     ]
     try:

@@ -172,7 +172,7 @@ def _origin_of_blocks(graph: Graph) -> str:
 
 
 def _origin_of_key(config: Config, used: Optional[Strategy], key: str) -> str:
-    """Where the value of a key came from: the configuration alone says "planner" of all keys that a strategy may set."""
+    """Where the value of a key came from: the configuration says "planner" of all keys that are left to EPL."""
     if used is None or config.is_set(key):
         return config.provenance(key)
     if config.auto.plan_file:

@@ -1,6 +1,7 @@
 """A prediction as text for a person."""
 
-from typing import List, NamedTuple, Sequence
+import re
+from typing import Dict, List, Sequence, Tuple
 
 from epl.planner.machine import quantities
 from epl.planner.prediction.prediction import PredictedDevices, Prediction
@@ -9,6 +10,20 @@ from epl.profiler import tables
 
 _PATH = 8  # lines of the critical path
 _ROLES = ("weights", "slots", "gradients", "activations", "communication")
+
+
+_PASS = re.compile(r"([0-9]+)([FB])([0-9]+)( again)?(?: part ([0-9]+))?")
+_OF_PASS = {"F": "forward", "B": "backward"}
+
+
+def name_in_words(name: str) -> str:
+    """What an op of a step is, for a person: "1F2" -> "forward of stage 1, micro batch 2"; others are words already."""
+    match = _PASS.fullmatch(name)
+    if match is None:
+        return name
+    stage, kind, micro_batch, again, part = match.groups()
+    words = "forward again" if again else _OF_PASS[kind]
+    return f"{words} of stage {stage}, micro batch {micro_batch}" + (f", part {part}" if part else "")
 
 
 def describe(prediction: Prediction) -> List[str]:
@@ -43,7 +58,8 @@ def _memory(prediction: Prediction) -> List[str]:
         memory = one.memory
         limit = "none" if memory.limit is None else _megabytes(memory.limit)
         roles = [_megabytes(memory.by_role.get(role, 0)) for role in _ROLES]
-        rows.append((one.name, *roles, _megabytes(memory.peak), limit, f"{memory.at}, {_seconds(memory.seconds)}"))
+        moment = f"{name_in_words(memory.at)}, {_seconds(memory.seconds)}"
+        rows.append((one.name, *roles, _megabytes(memory.peak), limit, moment))
     return tables.aligned(rows, left=(0, len(rows[0]) - 1))
 
 
@@ -68,33 +84,20 @@ def _traffic(prediction: Prediction) -> List[str]:
     return tables.aligned(rows, left=(0, 1))
 
 
-class _PathPart(NamedTuple):
-    name: str
-    devices: str
-    does: str
-    seconds: float
-
-
 def _path(prediction: Prediction) -> List[str]:
-    """The longest parts of the critical path, in their order; the pieces of one pass count together."""
-    parts: List[_PathPart] = []
+    """The longest parts of the critical path, in the order in which they begin; pieces of one pass count together."""
+    seconds: Dict[Tuple[str, str, str], float] = {}
     for one in prediction.critical_path:
         does = "computes" if one.kind in COMPUTES else "communicates"
         does = "updates on the host" if one.kind == LoweredKind.HOST_UPDATE else does
-        part = _PathPart(
-            one.name.partition(" part ")[0], prediction.devices[one.devices].name, does, one.end - one.start
-        )
-        if parts and parts[-1][:3] == part[:3]:
-            parts[-1] = part._replace(seconds=part.seconds + parts[-1].seconds)
-        else:
-            parts.append(part)
-    longest = sorted(range(len(parts)), key=lambda at: -parts[at].seconds)[:_PATH]
+        part = name_in_words(one.name.partition(" part ")[0]), prediction.devices[one.devices].name, does
+        seconds[part] = seconds.get(part, 0.0) + one.end - one.start
+    longest = sorted(seconds, key=lambda part: -seconds[part])[:_PATH]
     rows: List[Sequence[str]] = [("what", "devices", "", "time")]
-    rows += [(*part[:3], _seconds(part.seconds)) for at, part in enumerate(parts) if at in longest]
-    left = len(parts) - len(longest)
-    return tables.aligned(rows, left=(0, 1, 2)) + (
-        [f"and {left} shorter part{'s' if left > 1 else ''}"] if left else []
-    )
+    rows += [(*part, _seconds(seconds[part])) for part in seconds if part in longest]
+    left = len(seconds) - len(longest)
+    others = [f"and {left} shorter part{'s' if left > 1 else ''}"] if left else []
+    return tables.aligned(rows, left=(0, 1, 2)) + others
 
 
 def _share(seconds: float, step: float) -> str:

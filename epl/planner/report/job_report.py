@@ -7,6 +7,7 @@ auto.explain    "text"                    on standard error
 import logging
 import os
 import sys
+from typing import Sequence
 
 import tensorflow.compat.v1 as tf
 
@@ -24,13 +25,21 @@ logger = logging.getLogger("epl")
 
 TEXT = "text"
 _KEY = "auto.explain"
+_OTHER_MEMORY = "on the machine below; the estimate of memory above knows neither its speed nor auto.rows"
 
 
 def describe_job(graph: Graph, plan: SimulatedPlan) -> str:
     """All that is told of a rewritten graph and its plan, as text."""
-    strategy = "\n".join("  " + line for line in strategies.describe(plan.strategy, plan.blocks_from))
-    simulation = "\n".join("  " + line for line in plan.describe())
-    return f"{explanation_report.describe_rewritten(graph)}\n\nStrategy:\n{strategy}\n\nSimulation:\n{simulation}"
+    parts = [
+        explanation_report.describe_rewritten(graph),
+        _titled("Strategy:", strategies.describe(plan.strategy, plan.blocks_from)),
+        _titled("Simulation:", ([_OTHER_MEMORY] if plan.prediction else []) + plan.describe()),
+    ]
+    return "\n\n".join(parts)
+
+
+def _titled(title: str, lines: Sequence[str]) -> str:
+    return "\n".join([title, *[f"  {line}".rstrip() for line in lines]])
 
 
 def tell_at_first_run(tf_graph: tf.Graph) -> None:

@@ -9,6 +9,7 @@ from typing import Dict, Iterable, List, Sequence
 
 from epl.parallel.plan.strategy import block_in_words
 from epl.planner.machine import quantities
+from epl.planner.prediction.describe import name_in_words
 from epl.planner.prediction.prediction import Prediction
 from epl.planner.prediction.schedule_grid import find_grid
 from epl.planner.report import pictures
@@ -92,8 +93,7 @@ def _decisions(plan: SimulatedPlan) -> List[str]:
     """Blocks, and all decisions: where each came from, and what deciding it otherwise would cost."""
     strategy = plan.strategy
     blocks = [
-        [f"block {number}", block_in_words(block), plan.blocks_from]
-        for number, block in enumerate(strategy.blocks)
+        [f"block {number}", block_in_words(block), plan.blocks_from] for number, block in enumerate(strategy.blocks)
     ]
     lines = ["<h2>Decisions</h2>", _table(["what", "decision", "from"], blocks)]
     rows = []
@@ -155,7 +155,7 @@ def _memory(found: Prediction) -> List[str]:
     lines = ["<h2>Memory</h2>"]
     roles = list(dict.fromkeys(role for one in found.devices for role in one.memory.by_role))
     rows = [
-        [one.name, f"{one.memory.at} ({_seconds(one.memory.seconds)})", _bytes(one.memory.peak)]
+        [one.name, f"{name_in_words(one.memory.at)} ({_seconds(one.memory.seconds)})", _bytes(one.memory.peak)]
         + [_bytes(one.memory.by_role.get(role, 0)) for role in roles]
         for one in found.devices
     ]

@@ -2,7 +2,7 @@
 
 import pytest
 
-from epl.planner.prediction.describe import describe
+from epl.planner.prediction.describe import describe, name_in_words
 from epl.planner.prediction.prediction import predict
 from tests.planner.prediction.hand_made import HandCosts, Layer, device, machine, stages, strategy
 
@@ -23,6 +23,20 @@ def test_the_text_has_times_memory_communication_and_assumptions():
         "assumed: made by hand",
     ):
         assert piece in text, text
+
+
+@pytest.mark.parametrize(
+    "name, words",
+    [
+        ("1F2", "forward of stage 1, micro batch 2"),
+        ("0B10 part 3", "backward of stage 0, micro batch 10, part 3"),
+        ("0B1 again part 0", "forward again of stage 0, micro batch 1, part 0"),
+        ("update", "update"),
+        ("gradients of the model, bucket 0", "gradients of the model, bucket 0"),
+    ],
+)
+def test_passes_are_named_in_words(name, words):
+    assert name_in_words(name) == words
 
 
 def test_a_step_without_communication_has_no_table_of_it():
