@@ -42,7 +42,7 @@ def test_the_choices_of_a_small_model_are_the_best(seed):
 @pytest.mark.long
 @pytest.mark.timeout(1200)
 def test_the_choices_of_random_models_are_near_the_best():
-    gaps = [gap(seed) for seed in range(100, 160)]
+    gaps = [gap(seed) for seed in range(60)]
     median, worst = statistics.median(gaps), max(gaps)
     print(f"median {median:.2%}, worst {worst:.2%}, {sum(one > 1e-6 for one in gaps)} of {len(gaps)} are not the best")
     assert median <= 0.01 and worst <= 0.05
