@@ -79,6 +79,7 @@ KNOWN_TO_CORE = {
     ("epl.planner.main", "strategy"): "the command records the strategy of a script",
     ("epl.planner.prediction.gradients", "zero"): "which variables ZeRO gathers together, and in which blocks",
     ("epl.planner.prediction.layout", "split"): "the groups of a split",
+    ("epl.planner.prediction.prediction", "zero"): "what ZeRO refuses, in its words",
     ("epl.planner.prediction.recomputation", "recompute"): "where segments of recomputation begin",
     ("epl.planner.prediction.split_work", "split"): "which reshardings a choice needs",
     ("epl.planner.report.job_report", "strategy"): "the strategy of a job, as it is used",

@@ -47,6 +47,7 @@ from epl.parallel.sharding.shard_owner import ZERO, NewVariable, ShardOwner
 from epl.parallel.sharding.updates import complete_updates
 from epl.parallel.zero import section
 from epl.parallel.zero.partition import Candidate
+from epl.parallel.zero.refusals import refuse_v2
 from epl.parallel.zero.up_front_gathers import gather_pack, packs, values_of_writes
 from epl.parallel.zero.variables import Use, WeightPlaceholder, ZeroVariable, why_full
 from epl.utils import tf_compat
@@ -109,18 +110,8 @@ def _refuse_combinations(graph: Graph, level: str, stages: int) -> None:
         else:
             with_what = "epl.split in the stages of a pipeline: leave the key out"
         raise NotAvailableError("zero.level", f"It is {level!r}, which does not go together with {with_what}.")
-    if level == "v2" and Env.get().config.offload.level:
-        raise NotAvailableError(
-            "zero.level",
-            "It is 'v2', which does not go together with offload.level: weights in host memory are on the device for a "
-            "block of their uses at a time with 'v1' as well. Set it to 'v1'.",
-        )
-    if level == "v2" and replica_groups(graph) is not None:
-        raise NotAvailableError("zero.level", "It is 'v2', which does not go together with epl.split: set it to 'v1'.")
-    if level == "v2" and stages > 1:
-        raise NotAvailableError(
-            "zero.level", f"It is 'v2', which does not go together with {stages} stages: set it to 'v1'."
-        )
+    if level == "v2":
+        refuse_v2(bool(Env.get().config.offload.level), replica_groups(graph) is not None, stages)
 
 
 def zero_of(graph: Graph) -> Optional["ZeroModel"]:

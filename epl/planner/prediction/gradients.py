@@ -4,7 +4,7 @@ plain, v0    bucket 0: all-reduce       bucket 1: all-reduce ...         each wh
 v1, v2       bucket 0: reduce-scatter   ...                              of the variables in shards
 v0, v1       gather of each weight, small ones together, before its first use; held until its last
 v2           gather of a block of weights, in the forward and in the backward pass, and where a segment is recomputed
-offload      copy of a block of weights, as often
+offload      copy of a block of weights, as often; with v0 or v1 their gather is in the memory of the hosts
 """
 
 from typing import Collection, Dict, List, NamedTuple, Sequence, Set, Tuple

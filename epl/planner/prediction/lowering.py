@@ -8,6 +8,7 @@ A device is one (class, stage). The passes of a device follow each other in the 
 output of an op: it is there from the start of its op to the end of the last op that takes it.
 """
 
+from bisect import bisect_right
 from typing import Dict, List, NamedTuple, Optional, Sequence, Set, Tuple
 
 import numpy as np
@@ -124,6 +125,7 @@ class StepLowering:
         self._updated: Dict[int, List[int]] = {}  # device -> the update that the next one waits for
         self._unchecked: Dict[int, List[_Update]] = {}  # device -> updates that wait for all gradients
         self._gathered: Dict[Tuple[int, int], Buffer] = {}  # (device, gather) while it is held
+        self._on_host: Dict[Tuple[int, int], int] = {}  # (device, copy) -> the gather in the host's memory before it
         self._for_again: Set[Tuple[int, int]] = set()  # those of them that came for a recomputation
         self._parts: Dict[int, List[_GradientPart]] = {}
         self._temporary: Dict[Tuple[int, str, Tuple[Piece, ...]], List[int]] = {}
@@ -162,6 +164,7 @@ class StepLowering:
         arrivals = self._arrivals.pop((device, FORWARD, micro_batch), [])
         arrived = [one for arrival in arrivals for one in arrival[1:] if one is not None]
         kept: Dict[int, List[Buffer]] = {}
+        self._gather_on_hosts(number, stage, micro_batch)
         if gathers and not self._options.drops:
             for at in range(len(cuts.gathers)):
                 self._gather(number, stage, at, micro_batch, "step")
@@ -409,10 +412,10 @@ class StepLowering:
         seconds = copy_seconds(size, len(buffers))
         return self.builder.add(told, device, seconds, buffers, after, pool=("to host", device))
 
-    def _copy_from_host(self, device: int, size: float, weights: int, what: str) -> int:
+    def _copy_from_host(self, device: int, size: float, weights: int, what: str, after: List[int]) -> int:
         name = f"{weights} weight(s) for the {what}"
         told = LoweredOp(name, LoweredKind.TRANSFER, "offload", "copy from the host", size)
-        seconds, waits = copy_seconds(size, weights), self._waits.get(device, ())
+        seconds, waits = copy_seconds(size, weights), [*self._waits.get(device, ()), *after]
         return self.builder.add(
             told, device, seconds, (), waits, [output(size, COMMUNICATION)], 0, ("from host", device)
         )  # fmt: skip
@@ -449,9 +452,10 @@ class StepLowering:
 
     def _gathers_in(self, micro_batch: int) -> bool:
         """Whether weights come for a micro batch: each run gathers, and a pipeline is one run; each pass copies."""
-        if self._options.offload:
-            return True
-        return bool(self._options.zero) and (self._num_stages == 1 or micro_batch == 0)
+        return self._options.offload or (bool(self._options.zero) and self._begins_run(micro_batch))
+
+    def _begins_run(self, micro_batch: int) -> bool:
+        return self._num_stages == 1 or micro_batch == 0
 
     def _gather(self, number: int, stage: int, at: int, micro_batch: int, what: str) -> None:
         """Gathers some weights, or copies them from the host, after the last pass of the device so far."""
@@ -459,18 +463,48 @@ class StepLowering:
         if self._options.offload:
             size = {_BACKWARD_PASS: gather.bytes_again, _RECOMPUTATION: gather.bytes_recomputed}.get(what, gather.bytes)
             if size:
-                self._gathered[device, at] = (self._copy_from_host(device, size, gather.variables, what), 0)
+                after = [self._on_host[device, at]] if (device, at) in self._on_host else []
+                self._gathered[device, at] = (self._copy_from_host(device, size, gather.variables, what, after), 0)
             return
         carried = self._traffic.of_stage("all-gather", number, stage, gather.bytes)
+        outputs = [output(gather.bytes, COMMUNICATION)]
+        op = self._add_gather(number, stage, gather, what, carried, outputs)
+        self.builder.join(("gather", stage, at, micro_batch, what), op)
+        self._gathered[device, at] = (op, 0)
+
+    def _gather_on_hosts(self, number: int, stage: int, micro_batch: int) -> None:
+        """Gathers weights in the memory of the hosts, before a run copies them to its devices."""
+        device, cuts = self._device(number, stage), self._plans.cuts[stage]
+        if not cuts.host_gathers or not self._begins_run(micro_batch):
+            return
+        made = []
+        for at, gather in enumerate(cuts.host_gathers):
+            carried = self._traffic.of_hosts("all-gather", number, stage, gather.bytes)
+            made.append(self._add_gather(number, stage, gather, "hosts", carried, ()))
+            self.builder.join(("hosts", stage, at, micro_batch), made[-1])
+        firsts = [gather.first for gather in cuts.host_gathers]
+        for at, copy in enumerate(cuts.gathers):  # gathers follow each other, by their first use
+            needed = bisect_right(firsts, copy.last)
+            if needed:
+                self._on_host[device, at] = made[needed - 1]
+
+    def _add_gather(
+        self,
+        number: int,
+        stage: int,
+        gather: WeightGather,
+        what: str,
+        carried: Carried,
+        outputs: Sequence[SimulatedOutput],
+    ) -> int:
+        device = self._device(number, stage)
         told = LoweredOp(
             f"{gather.variables} weight(s) for the {what}", LoweredKind.COLLECTIVE,
             f"weights of stage {stage} (ZeRO)" if self._num_stages > 1 else "weights (ZeRO)", "all-gather",
             gather.bytes, carried.devices,
         )  # fmt: skip
-        outputs = [output(gather.bytes, COMMUNICATION)]
-        op = self.builder.add(told, device, carried.seconds, (), self._waits.get(device, ()), outputs, 0, carried.pool)
-        self.builder.join(("gather", stage, at, micro_batch, what), op)
-        self._gathered[device, at] = (op, 0)
+        waits = self._waits.get(device, ())
+        return self.builder.add(told, device, carried.seconds, (), waits, outputs, 0, carried.pool)
 
     def _weights_forward(self, number: int, stage: int, piece: Piece, micro_batch: int) -> List[Buffer]:
         """The gathered weights that a piece of a forward pass begins to use; with v2 it gathers the next block."""

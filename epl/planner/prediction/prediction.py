@@ -11,12 +11,12 @@ from typing import Dict, List, NamedTuple, Optional, Sequence, Tuple
 from epl.config.config import Config
 from epl.env import Env
 from epl.parallel.plan.strategy import Strategy
+from epl.parallel.zero.refusals import refuse_v2
 from epl.planner.machine.collective_costs import CollectiveCosts
 from epl.planner.machine.machine import Machine
-from epl.planner.prediction import gradients
+from epl.planner.prediction import gradients, host_memory
 from epl.planner.prediction.bounds import StepBound, find_bound
 from epl.planner.prediction.facts import ModelFacts, find_facts
-from epl.planner.prediction.host_memory import describe as describe_host
 from epl.planner.prediction.layout import StrategyLayout, decided, lay_out
 from epl.planner.prediction.lowering import StepLowering
 from epl.planner.prediction.program_builder import (
@@ -34,7 +34,6 @@ from epl.planner.prediction.traffic import Traffic
 from epl.planner.simulator.critical_path import critical_path
 from epl.planner.simulator.engine import SimulatedRun, simulate
 from epl.planner.simulator.model_costs import ModelCosts
-from epl.utils.errors import NotAvailableError
 
 
 class PredictedMemory(NamedTuple):
@@ -271,19 +270,12 @@ def _options(strategy: Strategy, layout: StrategyLayout, config: Config) -> Step
     """The values of configuration keys.
 
     Raises:
-      NotAvailableError: one asks for what cannot be predicted yet, or for what EPL does not do.
+      NotAvailableError: one asks for what EPL does not do.
     """
     values = decided(strategy)
     zero = str(values["zero.level"]) if layout.ranks > 1 else ""
-    if zero and values["offload.level"]:
-        raise NotAvailableError(
-            "the prediction of offload.level with zero.level",
-            "Weights are gathered on the host then, at speeds that no machine says. Leave one of the keys out.",
-        )
-    if zero == gradients.DROPS and (len(layout.stages) > 1 or layout.splits):
-        raise NotAvailableError(
-            "zero.level", "It is 'v2', which does not go together with stages or with epl.split: set it to 'v1'."
-        )
+    if zero == gradients.DROPS:
+        refuse_v2(bool(values["offload.level"]), bool(layout.splits), len(layout.stages))
     scatters = zero in (gradients.SCATTERS, gradients.DROPS) and not config.communication.clip_after_allreduce
     return StepOptions(
         zero=zero,
@@ -432,6 +424,8 @@ def _assumptions(step: PreparedStep, costs: ModelCosts, machine: Machine) -> Lis
     if step.options.zero:
         found.append("each variable in shards divides evenly; the smallest, together up to 2% of the bytes, stay whole")
     if step.options.offload:
-        found.append(describe_host())
+        found.append(host_memory.describe())
+        if step.options.zero:
+            found.append(host_memory.describe_gathers())
     found.append("an update reads the gradient, and reads and writes the variable and its slots")
     return found + list(costs.notes)

@@ -42,7 +42,8 @@ class StageCuts(NamedTuple):
     Attributes:
       ops: their numbers in the forward pass.
       buckets: of gradients.
-      gathers: of weights.
+      gathers: of weights, or copies of them from the host.
+      host_gathers: of weights in the memory of the hosts, before they are copied: offload with ZeRO.
       segments: positions where segments of recomputation begin.
       forward, gathering: cuts of a forward pass, and of one that gathers weights.
       backward, last: cuts of a backward pass, and of that of the last micro batch.
@@ -51,6 +52,7 @@ class StageCuts(NamedTuple):
     ops: Tuple[int, ...]
     buckets: Tuple[GradientBucket, ...]
     gathers: Tuple[WeightGather, ...]
+    host_gathers: Tuple[WeightGather, ...]
     segments: Tuple[int, ...]
     forward: FrozenSet[int]
     gathering: FrozenSet[int]
@@ -339,8 +341,9 @@ class _Maker:
         buckets = gradients.plan_gradients(variables, options.scatters, options.max_splits)
         again = frozenset(np.flatnonzero(recomputation.recomputed).tolist())
         gathers = gradients.plan_gathers(variables, options.zero, again) if options.zero else []
+        host_gathers: Sequence[WeightGather] = ()
         if options.offload:
-            gathers = gradients.plan_copies(variables, again)
+            gathers, host_gathers = gradients.plan_copies(variables, again), gathers
         exchanges = set() if self._split is None else {position[one.at] for one in self._split.exchanges}
         complete = np.zeros(len(ops))
         for one in variables:
@@ -354,6 +357,7 @@ class _Maker:
             tuple(ops),
             tuple(buckets),
             tuple(gathers),
+            tuple(host_gathers),
             recomputation.starts,
             frozenset(exchanges),
             frozenset(exchanges | first_uses),

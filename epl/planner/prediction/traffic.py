@@ -5,10 +5,11 @@ messages of one rank follow each other on a link, and so do its collectives that
 collectives are taken not to disturb each other, nor exchanges of splits and the gradients of their shards.
 """
 
-from typing import Dict, List, NamedTuple, Sequence, Tuple
+from typing import Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 from epl.planner.machine.collective_costs import CollectiveCosts
 from epl.planner.machine.routes import Channel
+from epl.planner.prediction.host_memory import between_hosts
 from epl.planner.prediction.layout import StrategyLayout
 from epl.planner.prediction.program_builder import Key
 from epl.planner.prediction.rank_classes import RankClass, contention, ports_of, shared_pools
@@ -33,6 +34,7 @@ class Traffic:
 
     def __init__(self, layout: StrategyLayout, costs: CollectiveCosts, classes: Sequence[RankClass]) -> None:
         self._layout, self._costs, self._classes = layout, costs, classes
+        self._costs_of_hosts: Optional[CollectiveCosts] = None
         self._channels: Dict[Tuple[int, int], List[Channel]] = {}
         self._group_of = {rank: group for group in layout.groups for rank in group}
         first = layout.stages[0]
@@ -62,6 +64,14 @@ class Traffic:
         """A collective of all ranks of a stage, as a class takes part in it."""
         devices = self._layout.stages[stage]
         seconds = self._costs.cost(collective, devices, nbytes).seconds
+        return Carried(seconds, self._pool(number, stage), len(devices))
+
+    def of_hosts(self, collective: str, number: int, stage: int, nbytes: float) -> Carried:
+        """The same as `of_stage`, of what is in the memory of the computers."""
+        if self._costs_of_hosts is None:
+            self._costs_of_hosts = CollectiveCosts(between_hosts(self._costs.machine))
+        devices = self._layout.stages[stage]
+        seconds = self._costs_of_hosts.cost(collective, devices, nbytes).seconds
         return Carried(seconds, self._pool(number, stage), len(devices))
 
     def of_holders(self, collective: str, number: int, nbytes: float) -> Carried:

@@ -4,21 +4,21 @@ import logging
 import re
 
 import pytest
-import tensorflow.compat.v1 as tf
 
-from epl.ir.graph import Graph
-from epl.parallel.strategy import record
-from epl.planner.costs.graph_costs import GraphCosts
-from epl.planner.machine import presets
+from epl.ir.taskgraph import HOST_ATTR
+from epl.parallel.plan.sections import ZeroSection
+from epl.planner.machine.presets import LINKS
 from epl.planner.prediction.host_memory import copy_seconds
 from epl.planner.prediction.prediction import predict, predicted, prepare
-from epl.profiler.memory_estimate import memory_estimate
+from epl.utils import tf_compat
+from epl.utils.errors import NotAvailableError
 from tests.parallel.in_process import init  # noqa: F401
 from tests.planner.prediction.hand_made import HandCosts, Layer, machine, stages, strategy
-from tests.planner.prediction.test_prediction_of_graphs import ROWS, WIDTH, build
+from tests.planner.prediction.recorded_models import MOMENTUM, ROWS, mean_square, on_cpus, recorded
 
 MB = 1_000_000
 FROM_HOST, TO_HOST = ("offload", "copy from the host"), ("offload", "copy to the host")
+GATHERS = ("weights (ZeRO)", "all-gather")
 
 
 def moved(found):
@@ -133,9 +133,53 @@ def test_looked_up_rows_alone_are_copied():
     assert MB < moved(found)[FROM_HOST][1] < 2 * MB and moved(found)[TO_HOST][1] < 2 * MB
 
 
-def test_equal_replicas_are_simulated_once():
+@pytest.mark.parametrize("level", ["v0", "v1"])
+def test_shards_are_gathered_on_the_hosts_once_and_copied_for_both_passes(level):
+    costs = HandCosts([Layer(weight=MB)] * 6)
+    settings = {"offload__level": "v0", "zero__level": level}
+    found = predict(strategy(costs, devices=2, **settings), costs, machine(bandwidth=1e30), 2)
+    sent = moved(found)
+    assert sent[GATHERS] == (6, 6.0 * MB) and sent[FROM_HOST] == (6 + 4, 10.0 * MB)
+    # v0 reduces on the device and cuts on the host.
+    assert sent[TO_HOST][1] == (6.0 * MB if level == "v0" else 3.0 * MB)
+    memory = found.devices[0].memory.by_role
+    assert memory["communication"] == 2 * MB and "weights" not in memory
+    assert any("gathered in the memory of the computers" in text for text in found.assumptions)
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_copy_waits_until_its_weights_are_gathered(workers):
+    costs = HandCosts([Layer(0.0, 0.0, weight=MB)] * 6)
+    where = machine([["a"] * (2 // workers)] * workers, bandwidth=1e30, network=(1e-3, 1e9))
+    settings = {"offload__level": "v0", "zero__level": "v1"}
+    found = predict(strategy(costs, workers=workers, devices=2 // workers, **settings), costs, where, 2)
+    shared = LINKS["shm"]
+    gather = shared.latency + MB / 2 / shared.bandwidth.reached if workers == 1 else 1e-3 + MB / 2 / 1e9
+    forward = [at for at, told in enumerate(found.lowered.ops) if told.kind == "forward"]
+    assert found.run.starts[forward[-1]] == pytest.approx(6 * gather + copy_seconds(MB, 1))
+
+
+def test_runs_of_accumulation_gather_on_the_hosts_each_and_a_pipeline_once():
+    costs = HandCosts([Layer(weight=MB)] * 6)
+    settings = {"offload__level": "v0", "zero__level": "v1"}
+    runs = strategy(costs, devices=2, pipeline__num_micro_batch=3, **settings)
+    assert moved(predict(runs, costs, machine(bandwidth=1e30), 6))[GATHERS] == (3 * 6, 18.0 * MB)
+    staged = strategy(costs, devices=4, pipeline__num_micro_batch=3, **settings, **stages(costs, 3))
+    sent = moved(predict(staged, costs, machine([["a"] * 4], bandwidth=1e30), 6))
+    assert [sent[f"weights of stage {stage} (ZeRO)", "all-gather"] for stage in (0, 1)] == [(3, 3.0 * MB)] * 2
+    assert sent[FROM_HOST][1] == 3 * (6 + 5) * MB
+
+
+def test_what_the_library_refuses_is_refused_in_its_words():
+    costs = HandCosts([Layer(weight=MB)] * 6)
+    with pytest.raises(NotAvailableError, match="does not go together with offload.level: weights in host memory are"):
+        predict(strategy(costs, devices=2, offload__level="v0", zero__level="v2"), costs, machine(), 2)
+
+
+@pytest.mark.parametrize("level", ["", "v1"])
+def test_equal_replicas_are_simulated_once(level):
     costs = HandCosts([Layer(weight=MB, output=10.0, kept=True)] * 3)
-    planned = strategy(costs, devices=4, offload__level="v0", gradient_checkpoint__type="auto")
+    planned = strategy(costs, devices=4, offload__level="v0", zero__level=level, gradient_checkpoint__type="auto")
     where = machine([["a"] * 4], bandwidth=1e6)
     folded, alone = [predicted(prepare(planned, costs, where, 8, fold), costs, where) for fold in (True, False)]
     assert len(folded.devices) == 1 and folded.seconds == pytest.approx(alone.seconds, rel=1e-9)
@@ -148,21 +192,17 @@ def test_equal_replicas_are_simulated_once():
         ("replicas", 1, {}, 0.15),
         ("replicas", 2, {"gradient_checkpoint__type": "auto"}, 0.15),
         ("stages", 2, {"pipeline__num_micro_batch": 2}, 0.25),
+        ("replicas", 2, {"zero__level": "v0"}, 0.15),
+        ("replicas", 2, {"zero__level": "v1"}, 0.15),
+        ("stages", 4, {"zero__level": "v1", "pipeline__num_micro_batch": 2}, 0.25),
     ],
 )
 def test_a_prediction_agrees_with_the_rewritten_graph(init, caplog, kind, devices, settings, tolerance):  # noqa: F811
     caplog.set_level(logging.INFO, "epl")
     init(devices, annotate=False, offload__level="v0", **settings)
-    with record.recording():
-        x = tf.placeholder(tf.float32, [None, WIDTH], "x")
-        train = tf.train.MomentumOptimizer(0.1, 0.9).minimize(build(kind, x))
-        fed = ROWS if kind == "stages" else ROWS * devices
-        estimate = memory_estimate(train, {x: tf.TensorShape([fed, WIDTH])}, threads=2, advise=False)
-    graph = Graph.of(tf.get_default_graph())
-    costs = GraphCosts.of_recorded(graph, graph.state_of(record.ForwardPass))
-    costs.slots = {"Momentum": 1.0}
-    where = machine([["cpu"] * devices], [presets.DEVICES["cpu"]], bandwidth=1e15)
-    found = predict(record.strategy_of(graph), costs, where, fed)
+    fed = ROWS * devices // (2 if kind == "stages" else 1)
+    graph, planned, costs, estimate = recorded(mean_square(kind), fed, MOMENTUM)
+    found = predict(planned, costs, on_cpus(devices), fed)
     # With the state on the host, which the two agree on: devices of one worker have one host.
     state = sum(one.peak for one in estimate.devices if one.device.endswith("(host)")) / devices
     peaks = [one.peak for one in estimate.devices if not one.device.endswith("(host)")]
@@ -177,3 +217,38 @@ def test_a_prediction_agrees_with_the_rewritten_graph(init, caplog, kind, device
     assert moved(found)[FROM_HOST][1] == pytest.approx(in_all, rel=0.2)
     largest = max(op.outputs[0].bytes for op, told in pairs(found) if told.collective == FROM_HOST[1])
     assert 2 * largest == pytest.approx(float(held[0]) * MB, rel=0.1)
+    gathers = [moved(found)[key] for key in moved(found) if "ZeRO" in key[0]]
+    assert sum(times for times, _ in gathers) == gathers_on_host(graph)
+    sections = [one for one in graph.rewritten.plan.features if isinstance(one, ZeroSection)]
+    in_shards = [one.bytes for section in sections for one in section.variables if one.sizes]
+    assert sum(size for _, size in gathers) == sum(in_shards)
+    assert moved(found)[TO_HOST][1] == bytes_to_host(graph)
+
+
+def first_replica(graph):
+    """The nodes of the first replica, by name."""
+    nodes = tf_compat.full_graph_def(graph.tf_graph).node
+    return {node.name: node for node in nodes if not node.name.startswith("EPL_REPLICA_")}
+
+
+def gathers_on_host(graph):
+    """How many gathers a replica has on its host."""
+    return sum(node.op == "EplAllGather" and HOST_ATTR in node.attr for node in first_replica(graph).values())
+
+
+def bytes_to_host(graph):
+    """Bytes that the host of a replica takes from its devices for the updates."""
+    nodes = first_replica(graph)
+    needed = [name for name, node in nodes.items() if node.op == "ApplyMomentum"]
+    seen, taken = set(needed), {}
+    for name in needed:
+        for text in nodes[name].input:
+            producer, _, output = text.lstrip("^").partition(":")
+            if producer not in nodes:
+                continue
+            if producer not in seen:
+                seen.add(producer)
+                needed.append(producer)
+            if HOST_ATTR in nodes[name].attr and HOST_ATTR not in nodes[producer].attr and text[0] != "^":
+                taken[text] = graph.tf_graph.get_operation_by_name(producer).outputs[int(output or 0)]
+    return sum(tensor.shape.num_elements() * tensor.dtype.size for tensor in taken.values())

@@ -152,7 +152,6 @@ def test_ops_of_several_threads_run_next_to_each_other():
 @pytest.mark.parametrize(
     "settings, rows, error",
     [
-        ({"offload__level": "v0", "zero__level": "v1"}, 4, "offload.level with zero.level"),
         ({"auto__balance": "speed"}, 4, "speed"),
         ({"auto__balance": "1:2:3"}, 4, "proportions for 3 replica"),
         ({}, 1, "replica 1 has none"),
