@@ -45,9 +45,9 @@ def refuse_uneven_rows(graph: Graph, cluster: Cluster, row_shares: Sequence[int]
     """Raises NotAvailableError for uneven rows in a split that counts on as many rows on each device."""
     if not row_shares:
         return
-    key = f'auto.balance "{proportions(row_shares)}" with epl.split'
+    key = _uneven_with_split(row_shares)
     if has_dedicated_devices(graph.taskgraphs, cluster):
-        raise NotAvailableError(key, 'The split has devices of its own. Set auto.balance to "even".')
+        refuse_uneven_rows_of_dedicated(row_shares)
     groups = replica_groups(graph)
     if groups is not None and groups.resharder.batch_weights is None:
         raise NotAvailableError(
@@ -55,3 +55,15 @@ def refuse_uneven_rows(graph: Graph, cluster: Cluster, row_shares: Sequence[int]
             "The number of rows that enter the split is built into the graph, the same on each device. Leave the first "
             'dimension of batches open (None), or set auto.balance to "even".',
         )
+
+
+def refuse_uneven_rows_of_dedicated(row_shares: Sequence[int]) -> None:
+    """Raises NotAvailableError for uneven rows next to a split on devices of its own."""
+    if row_shares:
+        raise NotAvailableError(
+            _uneven_with_split(row_shares), 'The split has devices of its own. Set auto.balance to "even".'
+        )
+
+
+def _uneven_with_split(row_shares: Sequence[int]) -> str:
+    return f'auto.balance "{proportions(row_shares)}" with epl.split'

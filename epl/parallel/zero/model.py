@@ -47,11 +47,11 @@ from epl.parallel.sharding.shard_owner import ZERO, NewVariable, ShardOwner
 from epl.parallel.sharding.updates import complete_updates
 from epl.parallel.zero import section
 from epl.parallel.zero.partition import Candidate
-from epl.parallel.zero.refusals import refuse_v2
+from epl.parallel.zero.refusals import refuse_stages_with_groups, refuse_v2
 from epl.parallel.zero.up_front_gathers import gather_pack, packs, values_of_writes
 from epl.parallel.zero.variables import Use, WeightPlaceholder, ZeroVariable, why_full
 from epl.utils import tf_compat
-from epl.utils.errors import NotAvailableError, PlanError
+from epl.utils.errors import PlanError
 
 logger = logging.getLogger("epl")
 
@@ -102,14 +102,8 @@ def _refuse_combinations(graph: Graph, level: str, stages: int) -> None:
     cluster = Env.get().cluster
     assert cluster is not None
     if stages > 1 and replica_groups(graph) is not None:
-        colocate = "on devices of its own: set cluster.colocate_split_and_replicate to True"
-        if unequal_scopes(graph.taskgraphs, cluster) is not None:
-            with_what = "a scope of epl.replicate with fewer devices than another, " + colocate
-        elif has_dedicated_devices(graph.taskgraphs, cluster):
-            with_what = "epl.split " + colocate
-        else:
-            with_what = "epl.split in the stages of a pipeline: leave the key out"
-        raise NotAvailableError("zero.level", f"It is {level!r}, which does not go together with {with_what}.")
+        is_unequal = unequal_scopes(graph.taskgraphs, cluster) is not None
+        refuse_stages_with_groups(level, is_unequal, has_dedicated_devices(graph.taskgraphs, cluster))
     if level == "v2":
         refuse_v2(bool(Env.get().config.offload.level), replica_groups(graph) is not None, stages)
 

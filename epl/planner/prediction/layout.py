@@ -20,6 +20,7 @@ from epl.env import Env
 from epl.ir.taskgraph import TaskGraph
 from epl.parallel.plan.dedicated_devices import has_dedicated_devices
 from epl.parallel.plan.plan import worker_of
+from epl.parallel.plan.refusals import refuse_uneven_rows_of_dedicated
 from epl.parallel.plan.row_shares import reduced, share_out
 from epl.parallel.plan.stages import rank_order, stage_devices
 from epl.parallel.plan.strategy import DECIDED_KEYS, Strategy, block_in_words
@@ -39,7 +40,7 @@ class StrategyLayout(NamedTuple):
       stages: by stage and rank, the number of the device in the machine.
       stage_of_block: by block.
       splits: numbers of the blocks that are computed on shards.
-      groups: the ranks of each group of a split; () without one.
+      groups: the ranks of each group of a split, the same in all stages; () without one.
       micro_batches: of a step.
       rows: by rank, of one micro batch.
     """
@@ -86,17 +87,18 @@ def lay_out(strategy: Strategy, machine: Machine, rows: int) -> StrategyLayout:
         config=_config_of_job(strategy.devices),
     )
     taskgraphs = _taskgraphs(strategy)
-    if has_dedicated_devices(taskgraphs, cluster):
-        raise NotAvailableError(
-            "the prediction of an epl.split on devices of its own",
-            "Set cluster.colocate_split_and_replicate to True, or give each scope all devices of the job.",
-        )
     annotated, virtual = stage_devices(taskgraphs, cluster)
     planned = planned_taskgraphs(taskgraphs, cluster)
     if len(annotated) > 1 and any(isinstance(one.strategy, FirstOfGroup) for one in planned):
         raise NotAvailableError(
             "the prediction of scopes of epl.replicate with different numbers on devices of their own",
             "Set cluster.colocate_split_and_replicate to True, or use the same number in all scopes.",
+        )
+    if any(len(set(device.all_devices)) < len(device.all_devices) for device in virtual):
+        raise NotAvailableError(
+            "the prediction of an epl.split next to epl.replicate with fewer devices, each on devices of its own",
+            "Several devices of the split share one of the others. Give both as many, or set "
+            "cluster.colocate_split_and_replicate to True.",
         )
     if len({device.all_devices for device in virtual}) == 1:
         annotated, virtual = [list(taskgraphs)], virtual[:1]
@@ -106,16 +108,19 @@ def lay_out(strategy: Strategy, machine: Machine, rows: int) -> StrategyLayout:
     )
     stage_of_block = {one.index: stage for stage, members in enumerate(annotated) for one in members}
     splits = [one for one in planned if one.strategy.name_of_kind == "split"]
-    groups = _groups(splits, cluster, order)
+    groups = _groups(splits, cluster, order, len(stages))
     settings = decided(strategy)
     micro_batches = int(settings["pipeline.num_micro_batch"])
+    balance = str(settings["auto.balance"])
+    if has_dedicated_devices(taskgraphs, cluster) and ":" in balance:
+        refuse_uneven_rows_of_dedicated(reduced([int(number) for number in balance.split(":")]))
     return StrategyLayout(
         stages,
         tuple(stage_of_block[number] for number in range(len(strategy.blocks))),
         tuple(one.index for one in splits) if groups else (),
         groups,
         micro_batches,
-        rows_of_ranks(rows, len(order), micro_batches, str(settings["auto.balance"])),
+        rows_of_ranks(rows, len(order), micro_batches, balance),
     )
 
 
@@ -201,7 +206,9 @@ def _taskgraphs(strategy: Strategy) -> List[TaskGraph]:
     return found
 
 
-def _groups(splits: Sequence[TaskGraph], cluster: Cluster, order: Sequence[int]) -> Tuple[Tuple[int, ...], ...]:
+def _groups(
+    splits: Sequence[TaskGraph], cluster: Cluster, order: Sequence[int], stages: int
+) -> Tuple[Tuple[int, ...], ...]:
     """The ranks of each group of the splits; () if there is no split, or if it is over one device."""
     counts = sorted({one.strategy.device_count or len(order) for one in splits})
     if not counts or counts == [1]:
@@ -216,6 +223,8 @@ def _groups(splits: Sequence[TaskGraph], cluster: Cluster, order: Sequence[int])
         rank_of = {position: rank for rank, position in enumerate(order)}
         begins = range(0, len(order), count)
         return tuple(sorted(tuple(sorted(rank_of[begin + i] for i in range(count))) for begin in begins))
+    if stages > 1:
+        return tuple(tuple(range(begin, begin + count)) for begin in range(0, len(order), count))
     slices = cluster.generate_virtual_devices([count])[0].slice_devices
     return split_groups(count, slices, cluster.all_devices)
 

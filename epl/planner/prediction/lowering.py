@@ -16,7 +16,7 @@ import numpy as np
 from epl.parallel.plan import schedule as schedules
 from epl.parallel.plan.schedule import BACKWARD, FORWARD, Action
 from epl.parallel.plan.schedule_generators import generate
-from epl.planner.prediction.facts import ModelFacts
+from epl.planner.prediction.facts import ModelFacts, Output
 from epl.planner.prediction.gradients import GradientBucket, WeightGather
 from epl.planner.prediction.host_memory import copy_seconds
 from epl.planner.prediction.layout import StrategyLayout
@@ -131,6 +131,7 @@ class StepLowering:
         self._temporary: Dict[Tuple[int, str, Tuple[Piece, ...]], List[int]] = {}
         self._again: Dict[Tuple[int, int, int], Tuple[float, int]] = {}  # segment -> seconds and temporary memory
         self._messages: Dict[Tuple[int, Tuple[int, int]], _Message] = {}
+        self._sent = {} if split is None else split.sent
         self._exchanges: Dict[Tuple[bool, int], List[Tuple[int, SplitExchange]]] = {}  # by pass and op
         for at, exchange in enumerate(() if split is None else split.exchanges):
             self._exchanges.setdefault((exchange.is_backward, exchange.at), []).append((at, exchange))
@@ -170,7 +171,7 @@ class StepLowering:
                 self._gather(number, stage, at, micro_batch, "step")
         for at, piece in enumerate(pieces):
             inputs = arrived if at in (0, len(pieces) - 1) else []
-            for exchanged, exchange in self._exchange(number, stage, piece[0], micro_batch, False):
+            for exchanged, exchange in self._exchange(number, stage, piece[0], micro_batch, False, inputs):
                 inputs = inputs + [exchanged]
                 if self._is_kept(number, exchange.source[0]):
                     kept.setdefault(_piece_with(backward, piece[0]), []).append(exchanged)
@@ -207,12 +208,12 @@ class StepLowering:
     def _message(self, number: int, pair: Tuple[int, int]) -> _Message:
         """What a rank of a class sends from a stage to a later one, and back."""
         if (number, pair) not in self._messages:
-            rows, work = self._classes[number].rows, self._own(number, pair[0]).work
+            work = self._own(number, pair[0]).work
             found = dict.fromkeys(_Message._fields, 0.0)
             for tensor in self._facts.crossing[pair]:
                 # In two types it is sent twice.
                 takers = self._facts.takers[pair][tensor]
-                size = sum({self._costs.taken_bytes(rows, *taker) for taker in takers})
+                size = sum({self._bytes_for(number, tensor, taker) for taker in takers})
                 if not self._facts.from_data[tensor[0]]:
                     found["once"] += size
                 else:
@@ -223,6 +224,13 @@ class StepLowering:
                     found["gradients"] += size
             self._messages[number, pair] = _Message(**found)
         return self._messages[number, pair]
+
+    def _bytes_for(self, number: int, tensor: Output, taker: Tuple[int, int]) -> float:
+        """What a rank of a class sends of a tensor to another stage, for an op there and one of its inputs."""
+        one, shares = self._classes[number], self._sent.get((tensor, taker[0]))
+        if shares is None:
+            return self._costs.taken_bytes(one.rows, *taker)
+        return self._costs.exchanged_bytes(one.group_rows, *tensor) * shares[one.place]
 
     def _send_forward(self, number: int, pair: Tuple[int, int], micro_batch: int, sent: Buffer) -> None:
         message = self._message(number, pair)
@@ -279,13 +287,14 @@ class StepLowering:
                 outputs.append(output(sent, ACTIVATIONS))
             told = self._told(LoweredKind.BACKWARD, action, piece, at if len(pieces) > 1 else -1)
             self._pass(device, told, own.work.backward_seconds(piece), inputs, outputs, temporary[at])
-            self._exchange(number, stage, piece[0], micro_batch, True)
+            exchanged = self._exchange(number, stage, piece[0], micro_batch, True)
             if micro_batch == self._layout.micro_batches - 1:
                 self._reduce(number, stage, piece)
             if at == 0:
                 for pair in sorted(self._facts.crossing):
                     if pair[1] == stage:
-                        self._send_backward(number, pair, micro_batch, (made, len(outputs) - 1))
+                        last = [op for (op, _), _ in exchanged]
+                        self._send_backward(number, pair, micro_batch, (made, len(outputs) - 1), last)
 
     def _recompute(
         self, number: int, action: Action, pieces: Sequence[Piece], at: int, kept: Dict[int, List[Buffer]]
@@ -329,11 +338,13 @@ class StepLowering:
         is_end = end == len(work) or end in starts
         return (begin, end) if is_end and work.recomputed[begin:end].any() else (end, end)
 
-    def _send_backward(self, number: int, pair: Tuple[int, int], micro_batch: int, sent: Buffer) -> None:
+    def _send_backward(
+        self, number: int, pair: Tuple[int, int], micro_batch: int, sent: Buffer, after: Sequence[int]
+    ) -> None:
         size = self._message(number, pair).gradients
         if size:
             carried = self._traffic.transfer(number, pair[1], pair[0], size)
-            op = self._transfer(number, pair[::-1], micro_batch, BACKWARD, carried, sent, (size,))
+            op = self._transfer(number, pair[::-1], micro_batch, BACKWARD, carried, sent, (size,), after)
             arrival = _Arrival(op, None, (op, 0), None)
             self._arrivals.setdefault((self._device(number, pair[0]), BACKWARD, micro_batch), []).append(arrival)
 
@@ -428,7 +439,7 @@ class StepLowering:
         gathered = bucket.collective == "all-gather"
         sent = bucket.bytes * (members if gathered else 1)
         if bucket.of_split:
-            carried = self._traffic.of_holders(bucket.collective, number, sent)
+            carried = self._traffic.of_holders(bucket.collective, number, stage, sent)
         else:
             carried = self._traffic.of_stage(bucket.collective, number, stage, sent)
         sizes = [self.builder.ops[op].outputs[out].bytes for op, out in buffers]
@@ -565,24 +576,32 @@ class StepLowering:
     # ---- Exchanges of a split, transfers, passes.
 
     def _exchange(
-        self, number: int, stage: int, position: int, micro_batch: int, is_backward: bool
+        self,
+        number: int,
+        stage: int,
+        position: int,
+        micro_batch: int,
+        is_backward: bool,
+        inputs: Sequence[Buffer] = (),
     ) -> List[Tuple[Buffer, SplitExchange]]:
-        """The exchanges of a split at a position, one after the other; the next pass waits for them."""
+        """The exchanges of a split at a position, one after the other; the next pass waits for them.
+
+        They take `inputs`, which have come from other stages.
+        """
         device, one = self._device(number, stage), self._classes[number]
         ops = self._plans.cuts[stage].ops
         found = []
         for at, exchange in self._exchanges.get((is_backward, ops[position]), ()):
             size = self._costs.exchanged_bytes(one.group_rows, *exchange.source)
-            carried = self._traffic.of_group(exchange.collective, number, size * exchange.fraction)
+            carried = self._traffic.of_group(exchange.collective, number, stage, size * exchange.fraction)
             told = LoweredOp(
                 f"{exchange.what}{', backward' if is_backward else ''}", LoweredKind.COLLECTIVE, "split",
                 exchange.collective, size * exchange.fraction, carried.devices,
             )  # fmt: skip
             received = size * exchange.received[one.place]
             waits = self._waits.get(device, ())
-            op = self.builder.add(
-                told, device, carried.seconds, (), waits, [output(received, COMMUNICATION)], 0, carried.pool
-            )
+            outputs = [output(received, COMMUNICATION)]
+            op = self.builder.add(told, device, carried.seconds, inputs, waits, outputs, 0, carried.pool)
             self.builder.join(("split", one.group, at, micro_batch), op)
             self._waits[device] = [op]
             found.append(((op, 0), exchange))
@@ -597,6 +616,7 @@ class StepLowering:
         carried: Carried,
         sent: Buffer,
         received: Sequence[float],
+        after: Sequence[int] = (),
     ) -> int:
         what = "activations" if kind == FORWARD else "gradients"
         told = LoweredOp(
@@ -605,7 +625,7 @@ class StepLowering:
         )  # fmt: skip
         outputs = [output(part, COMMUNICATION) for part in received]
         device = self._device(number, pair[1])
-        return self.builder.add(told, device, carried.seconds, [sent], (), outputs, 0, carried.pool)
+        return self.builder.add(told, device, carried.seconds, [sent], after, outputs, 0, carried.pool)
 
     def _pass(
         self,

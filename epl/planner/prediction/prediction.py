@@ -11,7 +11,7 @@ from typing import Dict, List, NamedTuple, Optional, Sequence, Tuple
 from epl.config.config import Config
 from epl.env import Env
 from epl.parallel.plan.strategy import Strategy
-from epl.parallel.zero.refusals import refuse_v2
+from epl.parallel.zero.refusals import refuse_stages_with_groups, refuse_v2
 from epl.planner.machine.collective_costs import CollectiveCosts
 from epl.planner.machine.machine import Machine
 from epl.planner.prediction import gradients, host_memory
@@ -274,6 +274,9 @@ def _options(strategy: Strategy, layout: StrategyLayout, config: Config) -> Step
     """
     values = decided(strategy)
     zero = str(values["zero.level"]) if layout.ranks > 1 else ""
+    if zero and len(layout.stages) > 1 and layout.splits:
+        is_dedicated = not any(block.outer for block in strategy.blocks)
+        refuse_stages_with_groups(zero, is_unequal=False, is_dedicated=is_dedicated)
     if zero == gradients.DROPS:
         refuse_v2(bool(values["offload.level"]), bool(layout.splits), len(layout.stages))
     scatters = zero in (gradients.SCATTERS, gradients.DROPS) and not config.communication.clip_after_allreduce
@@ -421,6 +424,8 @@ def _assumptions(step: PreparedStep, costs: ModelCosts, machine: Machine) -> Lis
         found.append("transfers between stages and reductions of gradients do not slow each other down")
     if layout.splits:
         found.append("the ranks of a split compute nothing while they exchange its tensors")
+        if len(layout.stages) > 1:
+            found.append("exchanges of a split in different stages do not slow each other down")
     if step.options.zero:
         found.append("each variable in shards divides evenly; the smallest, together up to 2% of the bytes, stay whole")
     if step.options.offload:

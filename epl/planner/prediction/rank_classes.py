@@ -109,13 +109,15 @@ def channel_between(layout: StrategyLayout, costs: CollectiveCosts, source: int,
 
 
 def _reach(layout: StrategyLayout, costs: CollectiveCosts, groups: Sequence[Tuple[int, ...]], number: int) -> Any:
-    """How long some collectives of a group take."""
+    """How long some collectives of a group take, by stage."""
     if len(groups[number]) == 1:
         return ()
-    devices = [layout.stages[0][rank] for rank in groups[number]]
-    teams = [[layout.stages[0][rank] for rank in group] for group in groups]
-    factor = contention(costs, teams)[number]
-    return tuple(costs.cost(name, devices, size).seconds * factor for name, size in _PROBES)
+    found = []
+    for devices in layout.stages:
+        teams = [[devices[rank] for rank in group] for group in groups]
+        factor = contention(costs, teams)[number]
+        found += [costs.cost(name, teams[number], size).seconds * factor for name, size in _PROBES]
+    return tuple(found)
 
 
 def contention(costs: CollectiveCosts, teams: Sequence[Sequence[int]]) -> List[int]:

@@ -31,7 +31,8 @@ class SplitExchange(NamedTuple):
     """A collective of a group.
 
     Attributes:
-      at: the op before which it runs in the forward pass, or after whose backward op in the backward pass.
+      at: the op before which it runs in the forward pass, or after whose backward op in the backward pass; in the
+        stage of the tensor, if an op of the split computes it, else in that of the op that takes it.
       is_backward: which of the two.
       what: the tensor and the reason, in words.
       collective: its name.
@@ -58,6 +59,8 @@ class SplitWork(NamedTuple):
       held: by place in the group and op, the share of the op's outputs.
       variables: variable -> by place in the group, the share that the rank holds; 1 for all of it.
       exchanges: in the order of the forward pass.
+      sent: (tensor, op of another stage) -> by place in the group, the share of the tensor that the stage of the op
+        gets for the op: of tensors and variables of the split.
     """
 
     of_group: np.ndarray
@@ -65,6 +68,7 @@ class SplitWork(NamedTuple):
     held: np.ndarray
     variables: Dict[int, Tuple[float, ...]]
     exchanges: Tuple[SplitExchange, ...]
+    sent: Dict[Tuple[Output, int], Tuple[float, ...]]
 
     @property
     def is_equal(self) -> bool:
@@ -117,7 +121,7 @@ def find_split_work(
     walk = _Walk(strategy, facts, frozenset(splits), ranks, tensor_bytes, half)
     for number in range(len(facts.ops)):
         walk.add(number)
-    return SplitWork(walk.of_group, walk.work, walk.held, walk.variables, tuple(walk.exchanges))
+    return SplitWork(walk.of_group, walk.work, walk.held, walk.variables, tuple(walk.exchanges), walk.sent)
 
 
 def tensor_value(facts: ModelFacts, source: Output, nbytes: float, half: bool) -> Value:
@@ -172,6 +176,7 @@ class _Walk:
         self.held = np.ones([ranks, count])
         self.variables: Dict[int, Tuple[float, ...]] = {}
         self.exchanges: List[SplitExchange] = []
+        self.sent: Dict[Tuple[Output, int], Tuple[float, ...]] = {}
 
     def add(self, number: int) -> None:
         """Adds an op: the forms that it takes and gives."""
@@ -184,6 +189,7 @@ class _Walk:
                 source = source_of(self._facts.ops, taken)
                 if source in self._forms:
                     self._take(number, source, self._outside(source[0]), False)
+                    self._send(number, taken, self._outside(source[0]))
             return
         if not op.inputs:
             for output in range(len(self._strategy.ops[number].outputs)):
@@ -192,6 +198,7 @@ class _Walk:
         into, out = self._placements(number)
         for taken, placement in zip(op.inputs, into):
             self._take(number, source_of(self._facts.ops, taken), placement, number in self._choices)
+            self._send(number, taken, placement)
         for output, placement in enumerate(out):
             self._forms[number, output] = (Form(placement, False),)
             if number not in self._taken:
@@ -241,9 +248,25 @@ class _Walk:
             self._exchange(number, source, value, step)
 
     def _exchange(self, number: int, source: Output, value: Value, step: Resharding) -> None:
+        stages = self._facts.stage_of
+        if self._inside[source[0]] and stages[number] != stages[source[0]]:
+            number = self._next_of_stage(source[0])
         self.exchanges += exchanges_of(
             self._facts, number, source, value, step, self._tensor_bytes(*source), self._ranks
         )
+
+    def _next_of_stage(self, number: int) -> int:
+        """The op after another one in its stage; the op itself if it is the last."""
+        stages = self._facts.stage_of
+        return next((op for op in range(number + 1, len(stages)) if stages[op] == stages[number]), number)
+
+    def _send(self, number: int, taken: Output, placement: Placement) -> None:
+        """Notes what a stage sends to an op of another one; what is not of the split has the rows of each rank."""
+        source = source_of(self._facts.ops, taken)
+        if self._facts.stage_of[taken[0]] == self._facts.stage_of[number] or not self._inside[source[0]]:
+            return
+        whole = (1.0,) * self._ranks
+        self.sent[taken, number] = self.variables.get(source[0], _fractions(placement, self._ranks) or whole)
 
     def _value(self, source: Output) -> Value:
         return tensor_value(self._facts, source, self._tensor_bytes(*source), self._half)

@@ -344,7 +344,8 @@ class _Maker:
         host_gathers: Sequence[WeightGather] = ()
         if options.offload:
             gathers, host_gathers = gradients.plan_copies(variables, again), gathers
-        exchanges = set() if self._split is None else {position[one.at] for one in self._split.exchanges}
+        of_split = () if self._split is None else self._split.exchanges
+        exchanges = {position[one.at] for one in of_split if one.at in position}
         complete = np.zeros(len(ops))
         for one in variables:
             complete[one.complete] += one.gradient_bytes

@@ -2,7 +2,8 @@
 
 All ranks are taken to send the same message at the same time: what leaves by a link of several ranks shares it. The
 messages of one rank follow each other on a link, and so do its collectives that use the same links. Transfers and
-collectives are taken not to disturb each other, nor exchanges of splits and the gradients of their shards.
+collectives are taken not to disturb each other, nor exchanges of splits, those of other stages, and the gradients of
+their shards.
 """
 
 from typing import Dict, List, NamedTuple, Optional, Sequence, Tuple
@@ -37,15 +38,17 @@ class Traffic:
         self._costs_of_hosts: Optional[CollectiveCosts] = None
         self._channels: Dict[Tuple[int, int], List[Channel]] = {}
         self._group_of = {rank: group for group in layout.groups for rank in group}
-        first = layout.stages[0]
-        self._groups = [[first[rank] for rank in group] for group in layout.groups]
-        self._contention = contention(costs, self._groups)
-        # The ranks with the same place in all groups hold the same shards.
-        self._holders = [[first[rank] for rank in ranks] for ranks in zip(*layout.groups)]
-        self._contention_of_holders = contention(costs, self._holders)
+        # By stage. The ranks with the same place in all groups hold the same shards.
+        self._groups = [_devices(devices, layout.groups) for devices in layout.stages]
+        self._holders = [_devices(devices, list(zip(*layout.groups))) for devices in layout.stages]
+        self._contention = [contention(costs, groups) for groups in self._groups]
+        self._contention_of_holders = [contention(costs, holders) for holders in self._holders]
         ports = [ports_of(costs, devices) for devices in layout.stages]
         self._pool_of_stage = shared_pools(ports)
-        self._shares_links = [bool(ports_of(costs, group) & ports[0]) for group in self._groups]
+        self._shares_links = [
+            [bool(ports_of(costs, group) & of_stage) for group in groups]
+            for groups, of_stage in zip(self._groups, ports)
+        ]
 
     def transfer(self, number: int, source: int, target: int, nbytes: float) -> Carried:
         """A message of each rank of a class from a stage to another one."""
@@ -74,22 +77,29 @@ class Traffic:
         seconds = self._costs_of_hosts.cost(collective, devices, nbytes).seconds
         return Carried(seconds, self._pool(number, stage), len(devices))
 
-    def of_holders(self, collective: str, number: int, nbytes: float) -> Carried:
+    def of_holders(self, collective: str, number: int, stage: int, nbytes: float) -> Carried:
         """A collective of the ranks with the same place in all groups, while those of the other places have theirs."""
         place = self._classes[number].place
-        devices = self._holders[place]
-        seconds = self._costs.cost(collective, devices, nbytes).seconds * self._contention_of_holders[place]
+        devices = self._holders[stage][place]
+        seconds = self._costs.cost(collective, devices, nbytes).seconds * self._contention_of_holders[stage][place]
         # The places divide the links in these seconds, so they do not wait for each other as well.
-        pool = (*self._pool(number, 0), place) if len(self._holders) > 1 else self._pool(number, 0)
-        return Carried(seconds, pool, len(devices))
+        pool = self._pool(number, stage)
+        return Carried(seconds, (*pool, place) if len(self._holders[stage]) > 1 else pool, len(devices))
 
-    def of_group(self, collective: str, number: int, nbytes: float) -> Carried:
+    def of_group(self, collective: str, number: int, stage: int, nbytes: float) -> Carried:
         """A collective of the group of a split of each rank of a class, while the other groups have theirs."""
-        at = self._layout.groups.index(self._group_of[self._classes[number].ranks[0]])
-        seconds = self._costs.cost(collective, self._groups[at], nbytes).seconds * self._contention[at]
-        pool = self._pool(number, 0) if self._shares_links[at] else ("group", self._classes[number].group)
-        return Carried(seconds, pool, len(self._groups[at]))
+        one = self._classes[number]
+        at = self._layout.groups.index(self._group_of[one.ranks[0]])
+        devices = self._groups[stage][at]
+        seconds = self._costs.cost(collective, devices, nbytes).seconds * self._contention[stage][at]
+        pool = self._pool(number, stage) if self._shares_links[stage][at] else ("group", stage, one.group)
+        return Carried(seconds, pool, len(devices))
 
     def _pool(self, number: int, stage: int) -> Key:
         """The links by which a class reaches the other ranks of a stage; a collective holds those of all classes."""
         return "collectives", self._pool_of_stage[stage], self._classes[number].group
+
+
+def _devices(devices: Sequence[int], teams: Sequence[Sequence[int]]) -> List[List[int]]:
+    """The devices of teams of ranks."""
+    return [[devices[rank] for rank in ranks] for ranks in teams]

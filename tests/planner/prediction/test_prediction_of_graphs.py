@@ -1,9 +1,12 @@
 """Predictions of recorded models against what EPL makes of their graphs: buckets, gathers, memory of the estimate."""
 
+from collections import Counter
+
 import pytest
 import tensorflow.compat.v1 as tf
 
 import epl
+from epl.ops.op_types import COLLECTIVE_OP_TYPES
 from epl.parallel.plan.sections import RecomputeSection, ZeroSection
 from epl.planner.prediction.prediction import predict, prepare
 from tests.parallel.in_process import init  # noqa: F401
@@ -16,6 +19,14 @@ from tests.planner.prediction.recorded_models import (
     on_cpus,
     recorded,
 )
+
+NAMES_OF_COLLECTIVES = {
+    "EplAllGather": "all-gather",
+    "EplAllReduce": "all-reduce",
+    "EplAllToAll": "all-to-all",
+    "EplAllToAllV": "reduce-scatter",  # and a sum: where ranks have any numbers of rows
+    "EplReduceScatter": "reduce-scatter",
+}
 
 
 @pytest.mark.parametrize(
@@ -53,6 +64,34 @@ def test_a_prediction_agrees_with_the_rewritten_graph(init, kind, devices, setti
     assert sum(one.times for one in reductions) == (transfers if devices > 1 and kind != "stages" else 0)
     if any(isinstance(one, ZeroSection) for one in plan.features):
         assert "all-gather" in {one.collective for one in found.traffic}
+
+
+@pytest.mark.parametrize("kind, micro_batches", [("apart", 1), ("apart", 2)])
+def test_stages_with_splits_agree_with_the_rewritten_graph(init, kind, micro_batches):  # noqa: F811
+    init(4, annotate=False, pipeline__num_micro_batch=micro_batches)
+    graph, planned, costs, estimate = recorded(mean_square(kind), 2 * ROWS, MOMENTUM)
+    found = predict(planned, costs, on_cpus(4), 2 * ROWS)
+    peaks = {device: one.memory.peak for one in found.devices for device in one.devices}
+    weights = {device: one.memory.by_role["weights"] for one in found.devices for device in one.devices}
+    assert [weights[at] for at in range(4)] == pytest.approx([one.weights for one in estimate.devices], rel=0.02)
+    assert [peaks[at] for at in range(4)] == pytest.approx([one.peak for one in estimate.devices], rel=0.25)
+    transfers = Counter()
+    for group in graph.rewritten.plan.groups:
+        transfers[f"gradients of stage {group.stage}"] += len(group.transfers)
+    assert transfers == {one.decision: one.times for one in found.traffic if one.decision.startswith("gradients")}
+    exchanged = [told.collective for told in found.lowered.ops if told.decision == "split" and told.bytes > WIDTH]
+    assert Counter(exchanged) == exchanges_of_rank_0(graph)
+
+
+def exchanges_of_rank_0(graph):
+    """By collective, how many exchanges of matrices of the split the first rank has in a step."""
+    found = Counter()
+    for op in graph.tf_graph.get_operations():
+        if op.type in NAMES_OF_COLLECTIVES and not op.name.startswith(("EPL_REPLICA_", "EPL_PLAN/")):
+            tensor = op.inputs[COLLECTIVE_OP_TYPES[op.type].first_tensor]
+            if tensor.dtype.is_floating and tensor.shape.ndims == 2:
+                found[NAMES_OF_COLLECTIVES[op.type]] += 1
+    return found
 
 
 @pytest.mark.parametrize("kind", ["auto", "collection"])

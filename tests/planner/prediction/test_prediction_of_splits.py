@@ -160,11 +160,76 @@ def test_places_of_groups_divide_the_network_and_do_not_wait_for_each_other_as_w
         assert found[name].bound.traffic <= found[name].seconds
 
 
-def test_a_split_on_devices_of_its_own_is_refused():
+def times_of(found, kind, what):
+    """(start, end, device) of the ops of a kind whose name begins so."""
+    return [
+        (found.run.starts[at], found.run.ends[at], found.lowered.program.ops[at].device)
+        for at, told in enumerate(found.lowered.ops)
+        if told.kind == kind and told.name.startswith(what)
+    ]
+
+
+def test_a_split_on_devices_of_its_own_is_a_stage():
     costs = two_layers()
-    planned = strategy(costs, devices=3, blocks=[replicate(1), split(2)], block_of=[0] * 4 + [1] * 3)
-    with pytest.raises(NotAvailableError, match="split on devices of its own"):
-        predict(planned, costs, machine([["a"] * 3]), 4)
+    apart = {"blocks": [replicate(2), split(2)], "block_of": [0] * 4 + [1] * 3}
+    found = predict(
+        strategy(costs, devices=4, choices={6: COLUMNS}, **apart), costs, machine([["a"] * 4], bandwidth=8.0), 4
+    )
+    first, second = found.devices
+    assert (first.devices, second.devices) == ((0, 1), (2, 3))
+    assert first.busy == pytest.approx(2 * 3.0) and second.busy == pytest.approx(4 * 3.0 / 2)
+    assert [one.memory.by_role["weights"] for one in found.devices] == [800, 400]
+    exchanged = {("all-gather", "forward"): 64.0, ("reduce-scatter", "backward"): 64.0}
+    assert moved(found).items() >= exchanged.items()  # 16 B of 4 rows
+    assert [one.bytes for one in found.traffic if one.decision.startswith("gradients")] == [800.0]  # of stage 0
+    # 2 s of work, 32 B to the split, then its exchange; the gradients go back after theirs.
+    assert times_of(found, "transfer", "activations") == [(2.0, 6.0, 1)]
+    assert times_of(found, "collective", "layer0")[0] == (6.0, 10.0, 1)
+    assert times_of(found, "transfer", "gradients")[0][0] >= times_of(found, "collective", "layer0")[1][1]
+
+
+def test_a_stage_of_a_split_gets_what_its_ops_take():
+    costs = HandCosts([Layer(weight=800, output=16.0, kept=True)] * 3)
+    apart = {"blocks": [replicate(2), split(2), split(2)], "block_of": [0] * 4 + [1] * 3 + [2] * 3}
+    where = machine([["a"] * 6], bandwidth=8.0)
+    sent = []
+    for taken in (COLUMNS, ROWS_OF_KERNEL):
+        found = predict(strategy(costs, devices=6, choices={6: COLUMNS, 9: taken}, **apart), costs, where, 4)
+        sent.append([told.bytes for told in found.lowered.ops if told.name.endswith("stage 1 to 2")])
+        # What the last stage takes in full comes together in the stage before it.
+        assert {device for _, _, device in times_of(found, "collective", "layer1")} == (
+            {1} if taken == COLUMNS else set()
+        )
+    assert sent == [[64.0], [32.0]]  # 16 B of 4 rows, or a half of it
+
+
+def test_stages_with_groups_are_simulated_once():
+    costs = HandCosts([Layer(weight=800, output=16.0, kept=True)] * 3)
+    apart = {"blocks": [replicate(2), split(2)], "block_of": [0] * 4 + [1] * 6}
+    choices = {6: COLUMNS, 9: ROWS_OF_KERNEL}
+    planned = strategy(costs, devices=8, choices=choices, pipeline__num_micro_batch=4, **apart)
+    where = machine([["a"] * 8], bandwidth=8.0, latency=0.5)
+    folded, alone = [predicted(prepare(planned, costs, where, 32, fold), costs, where) for fold in (True, False)]
+    assert (len(folded.devices), len(alone.devices)) == (2, 8)
+    assert folded.seconds == pytest.approx(alone.seconds, rel=1e-9)
+    assert [one.memory.peak for one in alone.devices] == [one.memory.peak for one in folded.devices] * 4
+    reductions = {(one.decision, one.devices): one.bytes for one in folded.traffic if "gradients of" in one.decision}
+    assert reductions == {("gradients of stage 0", 4): 800.0, ("gradients of stage 1", 2): 800.0}
+
+
+@pytest.mark.parametrize(
+    "devices, replicas, settings, error",
+    [
+        (3, 1, {}, "fewer devices, each on devices of its own"),
+        (4, 2, {"zero__level": "v1"}, "does not go together with epl.split on devices of its own"),
+        (4, 2, {"auto__balance": "3:1"}, "The split has devices of its own"),
+    ],
+)
+def test_what_a_split_on_devices_of_its_own_does_not_go_together_with(devices, replicas, settings, error):
+    costs = two_layers()
+    apart = {"blocks": [replicate(replicas), split(2)], "block_of": [0] * 4 + [1] * 3}
+    with pytest.raises(NotAvailableError, match=error):
+        predict(strategy(costs, devices=devices, **apart, **settings), costs, machine([["a"] * devices]), 4)
 
 
 @pytest.mark.parametrize(
