@@ -4,6 +4,7 @@ A layer multiplies by a matrix, and then waits for its rows, forward and backwar
 plan makes of a model can be timed on a machine with fewer cores than the plan has devices, while other programs run.
 """
 
+import contextlib
 import json
 import os
 import re
@@ -28,11 +29,12 @@ class WaitingPlan(NamedTuple):
     Attributes:
       name: for people.
       layers: for each block of the model, the seconds that each of its layers waits per row; twice that backward.
-      annotations: for each block, "replicate(n)" or "split()".
+      annotations: for each block, "replicate(n)" or "split()"; "" for no scope.
       config: keys of `epl.Config`.
       workers, devices: of the job.
       rows: of the global batch.
       speeds: of the devices of each worker, relative to the seconds of the layers; () for equal ones.
+      is_fed_by_first: whether worker 0 feeds the rows of all, as that of a pipeline of one replica.
     """
 
     name: str
@@ -43,6 +45,7 @@ class WaitingPlan(NamedTuple):
     devices: int
     rows: int
     speeds: Tuple[float, ...] = ()
+    is_fed_by_first: bool = False
 
 
 def build(plan, speed=1.0):
@@ -77,7 +80,8 @@ def train(plan, steps):
     rank = json.loads(os.environ["TF_CONFIG"])["task"]["index"] if plan.workers > 1 else 0
     rows, loss, train_op = build(plan, plan.speeds[rank] if plan.speeds else 1.0)
     batch = np.random.RandomState(0).rand(plan.rows, WIDTH).astype(np.float32)
-    if plan.workers == 1 or len(plan.layers) == 1:  # else worker 0 feeds the only replica
+    # Where stages are scopes, too, worker 0 feeds the only replica.
+    if not plan.is_fed_by_first and (plan.workers == 1 or len(plan.layers) == 1):
         shares = asked_for(Env.get().config) or (1,) * plan.workers
         of_workers = np.reshape(share_out(plan.rows, shares), [plan.workers, -1]).sum(axis=1)
         assert of_workers[rank] == epl.local_rows(plan.rows)
@@ -113,6 +117,8 @@ class WaitingProfile:
 
 
 def _scope(annotation):
+    if not annotation:
+        return contextlib.ExitStack()  # does nothing
     return eval(f"epl.{annotation}", {"epl": epl})
 
 
