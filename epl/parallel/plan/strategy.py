@@ -65,6 +65,8 @@ class Block(NamedTuple):
       outer: for a split in a scope of epl.replicate: the devices of that; else 0.
       ratios: of the parts of a split; () if they are as equal as they can be.
       scopes: the outermost name scopes of its ops, for people.
+      stage: for a split in a scope of epl.replicate, and for the other ops of that scope: the number of the scope
+        among those with splits, from 1; else 0.
     """
 
     kind: str
@@ -72,6 +74,7 @@ class Block(NamedTuple):
     outer: int
     ratios: Tuple[int, ...]
     scopes: Tuple[str, ...]
+    stage: int = 0
 
 
 class PlannedChoice(NamedTuple):
@@ -194,6 +197,8 @@ def _check(strategy: Strategy) -> None:
             raise ValueError(f"Strategy.blocks[{number}].ratios is {list(block.ratios)}, not ratios of parts")
         if block.devices < 0 or (block.kind == "replicate" and block.devices == 0):
             raise ValueError(f"Strategy.blocks[{number}].devices is {block.devices}, not a number of devices")
+        if block.outer and block.stage < 1:
+            raise ValueError(f"Strategy.blocks[{number}].stage is {block.stage}, not the number of its epl.replicate")
     for number, setting in enumerate(strategy.settings):
         if setting.key not in DECIDED_KEYS:
             raise ValueError(f"Strategy.settings[{number}].key is {setting.key!r}, which no strategy decides")

@@ -148,7 +148,7 @@ def strategy_of_pass(graph: Graph, found: ForwardPass) -> Strategy:
         devices=cluster.gpu_num_per_worker,
         device_type=cluster.device_type,
         blocks_origin=_origin_of_blocks(graph) if used is None else used.blocks_origin,
-        blocks=tuple(block_of(one, _names(found, one.index)) for one in graph.taskgraphs),
+        blocks=blocks_of(graph.taskgraphs, [_names(found, one.index) for one in graph.taskgraphs]),
         choices=_choices(graph, found),
         settings=strategies.settings_of(env.config.get, lambda key: _origin_of_key(env.config, used, key)),
         ops=found.ops,
@@ -189,8 +189,17 @@ def _choices(graph: Graph, found: ForwardPass) -> Tuple[PlannedChoice, ...]:
     return tuple(sorted(PlannedChoice(place[one.op], one.text()) for one in chosen))
 
 
-def block_of(taskgraph: TaskGraph, names: List[str]) -> Block:
-    """The block of a TaskGraph, given the names of its ops."""
+def blocks_of(taskgraphs: Sequence[TaskGraph], names: Sequence[List[str]] = ()) -> Tuple[Block, ...]:
+    """The blocks of the TaskGraphs of a model, given the names of their ops; without scopes if these are left out."""
+    nesting = list(dict.fromkeys(id(one.outer) for one in taskgraphs if one.outer is not None))
+    number_of = {scope: number for number, scope in enumerate(nesting, 1)}
+    return tuple(
+        _block_of(one, of_one, number_of.get(id(one.outer or one.strategy), 0))
+        for one, of_one in zip(taskgraphs, names or [[]] * len(taskgraphs))
+    )
+
+
+def _block_of(taskgraph: TaskGraph, names: List[str], stage: int) -> Block:
     strategy = taskgraph.strategy
     is_split = strategy.name_of_kind == "split"
     return Block(
@@ -199,6 +208,7 @@ def block_of(taskgraph: TaskGraph, names: List[str]) -> Block:
         outer=0 if taskgraph.outer is None else taskgraph.outer.device_count or 1,
         ratios=strategy.ratios if isinstance(strategy, Split) else (),
         scopes=strategies.scopes_of(names),
+        stage=stage,
     )
 
 

@@ -25,7 +25,7 @@ from epl.parallel.plan import strategy as strategies
 from epl.parallel.plan.sections import PartitionSection
 from epl.parallel.plan.strategy import Block, ForwardOp, SplitChoices, Strategy, block_in_words
 from epl.parallel.strategy import forward
-from epl.parallel.strategy.record import block_of, marked_block
+from epl.parallel.strategy.record import blocks_of, marked_block
 from epl.strategies.parallel_strategy import ParallelStrategy
 from epl.strategies.replicate import Replicate
 from epl.strategies.split import Split
@@ -179,7 +179,7 @@ def _annotate(
     graph: Graph, view: GraphView, found: Dict[int, ForwardOp], strategy: Strategy, config: Config, source: str
 ) -> None:
     """Makes the TaskGraphs of the blocks; those of the script must be equal to them."""
-    alone = [block_of(taskgraph, [])[:2] for taskgraph in graph.taskgraphs] == [("replicate", 1)]
+    alone = [block[:2] for block in blocks_of(graph.taskgraphs)] == [("replicate", 1)]
     is_searched = config.auto.planner == "search" or strategy.blocks_origin == strategies.PLANNER  # now or before
     leaves_blocks = config.auto.auto_parallel or is_searched
     is_free = not graph.taskgraphs or (leaves_blocks and alone)
@@ -230,7 +230,7 @@ def _strategy_of(block: Block) -> ParallelStrategy:
 
 def _refuse_other_scopes(graph: Graph, found: Dict[int, ForwardOp], strategy: Strategy, source: str) -> None:
     """Raises PlanError unless the scopes of the script are the blocks."""
-    own = [block_of(taskgraph, []) for taskgraph in graph.taskgraphs]
+    own = list(blocks_of(graph.taskgraphs))
     wanted = [block._replace(scopes=()) for block in strategy.blocks]
     if own != wanted:
         raise PlanError(

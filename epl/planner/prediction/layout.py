@@ -23,7 +23,7 @@ from epl.parallel.plan.plan import worker_of
 from epl.parallel.plan.refusals import refuse_uneven_rows_of_dedicated
 from epl.parallel.plan.row_shares import reduced, share_out
 from epl.parallel.plan.stages import rank_order, stage_devices
-from epl.parallel.plan.strategy import DECIDED_KEYS, Strategy, block_in_words
+from epl.parallel.plan.strategy import DECIDED_KEYS, Block, Strategy
 from epl.parallel.plan.unequal_scopes import FirstOfGroup, planned_taskgraphs
 from epl.parallel.split.groups import split_groups
 from epl.planner.machine.machine import Machine
@@ -190,19 +190,19 @@ def _config_of_job(devices: int) -> Config:
 
 
 def _taskgraphs(strategy: Strategy) -> List[TaskGraph]:
+    nesting: Dict[int, ParallelStrategy] = {}  # the scopes that have splits inside, by number
+
+    def scope_of(block: Block) -> ParallelStrategy:
+        made = Replicate(block.outer or block.devices)
+        return nesting.setdefault(block.stage, made) if block.stage else made
+
     found = []
     for number, block in enumerate(strategy.blocks):
-        if block.outer:
-            raise NotAvailableError(
-                f"the prediction of {block_in_words(block)} in a scope of epl.replicate({block.outer})",
-                "A strategy does not say to which stage it belongs. Use epl.split next to epl.replicate.",
-            )
-        scope: ParallelStrategy
         if block.kind == "split":
-            scope = Split(block.devices or None, ratios=block.ratios or None)
+            split = Split(block.devices or None, ratios=block.ratios or None)
+            found.append(TaskGraph(number, split, scope_of(block) if block.outer else None))
         else:
-            scope = Replicate(block.devices)
-        found.append(TaskGraph(number, scope, None))
+            found.append(TaskGraph(number, scope_of(block), None))
     return found
 
 

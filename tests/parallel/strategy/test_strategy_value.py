@@ -23,7 +23,7 @@ def _strategy() -> Strategy:
         devices=4,
         device_type="CPU",
         blocks_origin="balanced",
-        blocks=(Block("replicate", 1, 0, (), ("x", "one")), Block("split", 0, 1, (3, 1), ("two",))),
+        blocks=(Block("replicate", 1, 0, (), ("x", "one"), 1), Block("split", 0, 1, (3, 1), ("two",), 1)),
         choices=(PlannedChoice(3, "shard(1: 3+1) -> partial"),),
         settings=(Setting("pipeline.num_micro_batch", "4", "code"), Setting("zero.level", '""', "default")),
         ops=OPS,
@@ -58,6 +58,7 @@ def test_first_difference_names_op_shape_and_block():
     [
         (lambda plain: plain.pop("format"), 'no entry "format"'),
         (lambda plain: plain.update(version=2), "version 2 of the format"),
+        (lambda plain: plain["blocks"][1].update(stage=0), "stage is 0, not the number of its epl.replicate"),
         (lambda plain: plain.pop("blocks"), "needs the fields"),
         (lambda plain: plain.update(workers="one"), "Strategy.workers is 'one', not an int"),
         (lambda plain: plain.update(blocks=[]), "no blocks"),

@@ -70,13 +70,21 @@ def dense(hidden: tf.Tensor, layers: int) -> tf.Tensor:
 def mean_square(kind: str) -> Callable[[tf.Tensor], tf.Tensor]:
     """Builds LAYERS layers and a loss, as "replicas", a "split" over two devices, or two "stages".
 
-    "apart" has two replicas, and a split over two devices of its own.
+    "apart" has two replicas, and a split over two devices of its own; "inside" has two stages, with a split over two
+    replicas in each, and replicated code after the first.
     """
 
     def build(x: tf.Tensor) -> tf.Tensor:
         if kind == "split":
             with epl.split(2):
                 return tf.reduce_mean(tf.square(dense(x, LAYERS)))
+        if kind == "inside":
+            with epl.replicate(1):
+                with epl.split(2):
+                    hidden = dense(x, LAYERS // 2 - 1)
+                hidden = dense(hidden, 1)
+            with epl.replicate(1), epl.split(2):
+                return tf.reduce_mean(tf.square(dense(hidden, LAYERS // 2)))
         if kind == "apart":
             with epl.replicate(2):
                 hidden = dense(x, LAYERS // 2)

@@ -66,7 +66,7 @@ def test_a_prediction_agrees_with_the_rewritten_graph(init, kind, devices, setti
         assert "all-gather" in {one.collective for one in found.traffic}
 
 
-@pytest.mark.parametrize("kind, micro_batches", [("apart", 1), ("apart", 2)])
+@pytest.mark.parametrize("kind, micro_batches", [("apart", 1), ("apart", 2), ("inside", 1), ("inside", 2)])
 def test_stages_with_splits_agree_with_the_rewritten_graph(init, kind, micro_batches):  # noqa: F811
     init(4, annotate=False, pipeline__num_micro_batch=micro_batches)
     graph, planned, costs, estimate = recorded(mean_square(kind), 2 * ROWS, MOMENTUM)
@@ -74,12 +74,13 @@ def test_stages_with_splits_agree_with_the_rewritten_graph(init, kind, micro_bat
     peaks = {device: one.memory.peak for one in found.devices for device in one.devices}
     weights = {device: one.memory.by_role["weights"] for one in found.devices for device in one.devices}
     assert [weights[at] for at in range(4)] == pytest.approx([one.weights for one in estimate.devices], rel=0.02)
-    assert [peaks[at] for at in range(4)] == pytest.approx([one.peak for one in estimate.devices], rel=0.25)
+    # Which of the last ops runs first, and so whether one more gradient of 0.26 MB is there, differs between runs.
+    assert [peaks[at] for at in range(4)] == pytest.approx([one.peak for one in estimate.devices], rel=0.1, abs=0.4e6)
     transfers = Counter()
     for group in graph.rewritten.plan.groups:
         transfers[f"gradients of stage {group.stage}"] += len(group.transfers)
     assert transfers == {one.decision: one.times for one in found.traffic if one.decision.startswith("gradients")}
-    exchanged = [told.collective for told in found.lowered.ops if told.decision == "split" and told.bytes > WIDTH]
+    exchanged = [told.collective for told in found.lowered.ops if told.decision == "split" and told.bytes > 4 * WIDTH]
     assert Counter(exchanged) == exchanges_of_rank_0(graph)
 
 
