@@ -16,7 +16,9 @@ import hypothesis
 import pytest
 
 # A busy machine, or `make coverage`, makes single examples slow; the limit of a whole test holds all the same.
-hypothesis.settings.register_profile("no_deadline", deadline=None)
+# Nor does it say anything of the code when many examples are too slow or too large to be made, which happens by chance.
+_HEALTH = [hypothesis.HealthCheck.too_slow, hypothesis.HealthCheck.data_too_large]
+hypothesis.settings.register_profile("no_deadline", deadline=None, suppress_health_check=_HEALTH)
 hypothesis.settings.load_profile("no_deadline")
 
 # What a user has in the shell must not change what a test sees. A random hash seed in every child process shows
