@@ -1,16 +1,18 @@
 """Finds the choices of all ops that together cost least, by a beam search over the ops in their order.
 
 A state is the existing forms of the tensors that are still needed. Two states with the same forms have the same future,
-so the search keeps the cheaper one, and of all others the cheapest `beam`. The cost is time: for what an op computes on
-its shard, and for the bytes that resharding and composite ops move, forward and backward. A variable that stays
-REPLICATED also costs its bytes, as each rank keeps, updates and saves all of it. All costs depend on the graph alone,
-so processes with the same graph decide alike.
+so the search keeps the cheaper one, and of all others the cheapest `beam`. Where a model repeats a block, the states
+before it are soon those before the block before, but for the cost that all have in common: what follows is known.
+
+The cost is time: for what an op computes on its shard, and for the bytes that resharding and composite ops move,
+forward and backward. A variable that stays REPLICATED also costs its bytes, as each rank keeps, updates and saves all
+of it. All costs depend on the graph alone, so processes with the same graph decide alike.
 
 Where the ratio of a rank is 0, the scope is to be on the other ranks: work on that rank costs extra, and a variable
 stays REPLICATED only if the rule of the first op that takes it has no shard for it.
 """
 
-from typing import Any, Dict, List, Mapping, NamedTuple, NoReturn, Optional, Sequence, Set, Tuple
+from typing import Dict, Hashable, List, Mapping, NamedTuple, NoReturn, Optional, Sequence, Set, Tuple
 
 from epl.parallel.sharding.placements import REPLICATED, Placement, shares
 from epl.parallel.sharding.rules.registry import Choice
@@ -41,6 +43,7 @@ _ON_EVERY_RANK = 1e6
 _LOOKUPS = frozenset(["Gather", "GatherV2", "GatherNd", "ResourceGather", "ResourceGatherNd"])
 # A full copy gathered for use and kept for the backward pass is one of four: weight, gradient and two slots.
 _GATHERED_VARIABLE = 0.25
+_UNITS = 2.0**40  # of a second; costs are whole numbers of them
 
 
 class Decision(NamedTuple):
@@ -62,32 +65,62 @@ Limits = Mapping[int, Sequence[int]]
 
 _Forms = Tuple[Form, ...]
 
-
-class _State:
-    """A decided prefix of the program."""
-
-    __slots__ = ("cost", "forms", "key", "last")
-
-    def __init__(self, cost: float, forms: Dict[int, _Forms], key: int, last: Optional[Tuple[Any, int]]) -> None:
-        self.cost = cost
-        self.forms = forms  # of the values that exist and are still needed
-        self.key = key  # a hash of the forms
-        self.last = last  # (last of the state before, choice)
+# A decided prefix of the program: what it costs more than the cheapest one, and of each value that is still needed the
+# number of its existing forms.
+_State = Tuple[float, Tuple[int, ...]]
 
 
 class _Move(NamedTuple):
+    """A choice for a step, what it costs, and the numbers of the forms that are needed after it."""
+
     choice: int
     cost: float
-    kept: Dict[int, _Forms]
-    gone: List[int]
-    key: int
+    forms: Tuple[int, ...]
 
 
-class _Candidate(NamedTuple):
+class _Beam:
+    """The states after a step.
+
+    Attributes:
+      states: the cheapest first.
+      known: what follows from them by a step, by what counts of the step.
+    """
+
+    __slots__ = ("known", "states")
+
+    def __init__(self, states: Tuple[_State, ...]) -> None:
+        self.states = states
+        self.known: Dict[Hashable, Optional[_Transition]] = {}
+
+
+class _Transition(NamedTuple):
+    """What follows from the states before a step.
+
+    Attributes:
+      beam: the states after it.
+      cost: what the cheapest of them costs more than the cheapest before.
+      sources: of each state after it, the position of the one before, and the choice.
+    """
+
+    beam: _Beam
     cost: float
-    parent: _State
-    move: _Move
-    key: int
+    sources: Tuple[Tuple[int, int], ...]
+
+
+class _Needed(NamedTuple):
+    """The values that a step meets.
+
+    Attributes:
+      taken: its inputs.
+      places: where these are among the values that are needed before it; -1 for one that is taken first here.
+      untouched: where those are that are needed after it, and that it does not take.
+      following: its inputs and outputs that are needed after it.
+    """
+
+    taken: Tuple[int, ...]
+    places: Tuple[int, ...]
+    untouched: Tuple[int, ...]
+    following: Tuple[int, ...]
 
 
 def search(
@@ -192,34 +225,36 @@ class _Search:
         self._weights = _of_variables(program)
         self._kept = {number for step in program.steps if step.kept for number in step.inputs}
         self._looked_up = {step.inputs[0] for step in program.steps if step.op.type in _LOOKUPS}
-        self._routes: Dict[Tuple[int, _Forms, Form], Optional[Tuple[float, _Forms]]] = {}
-        self._form_numbers: Dict[Form, int] = {}
+        self._kinds = [self._kind_of(number) for number in range(len(program.values))]
+        self._routes: Dict[Tuple[Hashable, _Forms, Form], Optional[Tuple[float, _Forms]]] = {}
+        self._forms: List[_Forms] = []
+        self._form_numbers: Dict[_Forms, int] = {}
+        self._step_kinds: Dict[Hashable, int] = {}
 
     def run(self, beam: int) -> Optional[Decision]:
         """The cheapest decision; None if no state that was kept can take a given choice."""
-        states = [_State(0.0, {}, 0, None)]
+        beams: Dict[Tuple[_State, ...], _Beam] = {}
+        here = _Beam(((0.0, ()),))
+        needed: List[int] = []  # the values that are needed, in the order of their forms in a state
+        seconds, sources = 0.0, []
         for index, step in enumerate(self._program.steps):
-            inputs = sorted({number for number in step.inputs if number >= 0})
-            moves: Dict[Tuple[Optional[_Forms], ...], List[_Move]] = {}
-            best: Dict[int, _Candidate] = {}
-            for state in states:
-                forms = tuple(state.forms.get(number) for number in inputs)
-                if forms not in moves:
-                    moves[forms] = self._moves(index, step, dict(zip(inputs, forms)))
-                for move in moves[forms]:
-                    cost, key = state.cost + move.cost, state.key ^ move.key
-                    if key not in best or cost < best[key].cost:
-                        best[key] = _Candidate(cost, state, move, key)
-            if not best:
+            met = self._met(index, step, needed)
+            key = self._step_kind(index, step, met), met.places, met.untouched
+            if key not in here.known:
+                here.known[key] = self._transition(here, index, step, met, beam, beams)
+            transition = here.known[key]
+            if transition is None:
                 self._reached = index
                 return None
-            chosen = sorted(best.values(), key=lambda candidate: candidate.cost)[:beam]
-            states = [self._follow(candidate) for candidate in chosen]
-        last, choices = states[0].last, []
-        while last is not None:
-            last, choice = last
+            seconds += transition.cost
+            sources.append(transition.sources)
+            here = transition.beam
+            needed = [needed[place] for place in met.untouched] + list(met.following)
+        at, choices = 0, []
+        for of_step in reversed(sources):
+            at, choice = of_step[at]
             choices.append(choice)
-        return Decision(tuple(reversed(choices)), states[0].cost)
+        return Decision(tuple(reversed(choices)), seconds)
 
     def refuse(self) -> NoReturn:
         """Raises PlanError for the step in which the last run found no way on."""
@@ -236,24 +271,91 @@ class _Search:
             )
         )
 
-    def _moves(self, index: int, step: Step, before: Dict[int, Optional[_Forms]]) -> List[_Move]:
-        """All moves in a step, given the existing forms of its inputs; None for inputs before their first use."""
+    def _met(self, index: int, step: Step, needed: Sequence[int]) -> _Needed:
+        place_of = {number: place for place, number in enumerate(needed)}
+        taken = tuple(dict.fromkeys(number for number in step.inputs if number >= 0))
+        return _Needed(
+            taken,
+            tuple(place_of.get(number, -1) for number in taken),
+            tuple(place for number, place in place_of.items() if number not in taken),
+            tuple(number for number in (*taken, *step.outputs) if self._last_use[number] > index),
+        )
+
+    def _step_kind(self, index: int, step: Step, met: _Needed) -> int:
+        """Two steps have the same number if they cost the same from the same forms of their inputs."""
+        place = {number: at for at, number in enumerate((*met.taken, *step.outputs))}
+        key = (
+            tuple((choice.inputs, choice.outputs, choice.moved) for choice in step.choices),
+            tuple(self._limits.get(index, ())),
+            index in self._limits,
+            step.seconds,
+            step.draws,
+            step.info.ratios,
+            tuple(place.get(number, -1) for number in step.inputs),
+            tuple(self._kinds[number] for number in place),
+            tuple(place[number] for number in met.following),
+        )
+        return self._step_kinds.setdefault(key, len(self._step_kinds))
+
+    def _kind_of(self, number: int) -> Hashable:
+        """Two values have the same kind if they cost the same in the same forms."""
+        value = self._program.values[number]
+        return (
+            value.kind,
+            value.info.batch,
+            value.info.dtype,
+            num_bytes(value),
+            value.differentiable,
+            value.trained,
+            value.in_half,
+            number in self._weights,
+            number in self._kept,
+            number in self._looked_up,
+            number in self._program.outputs,
+        )
+
+    def _transition(
+        self, here: _Beam, index: int, step: Step, met: _Needed, beam: int, beams: Dict[Tuple[_State, ...], _Beam]
+    ) -> Optional[_Transition]:
+        """What follows from some states by a step; None if none of them can take a given choice."""
+        moves: Dict[Tuple[int, ...], List[_Move]] = {}
+        rests: Dict[Tuple[int, ...], int] = {}
+        best: Dict[Tuple[int, Tuple[int, ...]], Tuple[float, int, int]] = {}
+        for at, (before, forms) in enumerate(here.states):
+            taken = tuple(-1 if place < 0 else forms[place] for place in met.places)
+            if taken not in moves:
+                moves[taken] = self._moves(index, step, met, taken)
+            rest = rests.setdefault(tuple(forms[place] for place in met.untouched), len(rests))
+            for choice, more, after in moves[taken]:
+                cost, key = before + more, (rest, after)
+                if key not in best or cost < best[key][0]:
+                    best[key] = cost, at, choice
+        if not best:
+            return None
+        chosen = sorted(best.items(), key=lambda one: one[1][0])[:beam]
+        least, untouched = chosen[0][1][0], list(rests)
+        states = tuple((cost - least, untouched[rest] + after) for (rest, after), (cost, _, _) in chosen)
+        following = beams.setdefault(states, _Beam(states))
+        return _Transition(following, least, tuple((at, choice) for _, (_, at, choice) in chosen))
+
+    def _moves(self, index: int, step: Step, met: _Needed, taken: Sequence[int]) -> List[_Move]:
+        """All moves in a step, given the numbers of the existing forms of its inputs; -1 before the first use."""
+        before = {number: None if form < 0 else self._forms[form] for number, form in zip(met.taken, taken)}
         found = []
         for choice in self._limits.get(index, without_limit(step)):
             done = self._done(step, choice, before)
-            if done is None:
-                continue
-            cost, after = done
-            key, kept, gone = 0, {}, []
-            for number, forms in after.items():
-                key ^= self._hash(number, before.get(number))
-                if self._last_use[number] > index:
-                    key ^= self._hash(number, forms)
-                    kept[number] = forms
-                elif before.get(number) is not None:
-                    gone.append(number)
-            found.append(_Move(choice, cost, kept, gone, key))
+            if done is not None:
+                cost, after = done
+                forms = tuple(self._number_of(after[number]) for number in met.following)
+                # In whole picoseconds, nearly: sums are exact, so that the same differences are the same numbers.
+                found.append(_Move(choice, round(cost * _UNITS) / _UNITS, forms))
         return found
+
+    def _number_of(self, forms: _Forms) -> int:
+        if forms not in self._form_numbers:
+            self._form_numbers[forms] = len(self._forms)
+            self._forms.append(forms)
+        return self._form_numbers[forms]
 
     def _done(
         self, step: Step, choice: int, before: Dict[int, Optional[_Forms]]
@@ -283,13 +385,6 @@ class _Search:
             after[number] = given[1]
         return cost, after
 
-    def _follow(self, candidate: _Candidate) -> _State:
-        forms = dict(candidate.parent.forms)
-        forms.update(candidate.move.kept)
-        for number in candidate.move.gone:
-            del forms[number]
-        return _State(candidate.cost, forms, candidate.key, (candidate.parent.last, candidate.move.choice))
-
     # ---- Costs, in seconds.
 
     def _compute(self, step: Step, choice: int) -> float:
@@ -308,7 +403,7 @@ class _Search:
 
     def _reshard(self, number: int, forms: _Forms, wanted: Form) -> Optional[Tuple[float, _Forms]]:
         """The cost of resharding a tensor to another form, and the forms that exist then; None if it cannot be made."""
-        known = (number, forms, wanted)
+        known = (self._kinds[number], forms, wanted)
         if known not in self._routes:
             value = self._program.values[number]
             path = route(value, self._program.ranks, forms, wanted)
@@ -352,12 +447,6 @@ class _Search:
         wanted = output_form(self._program, number)
         found = None if wanted is None else self._reshard(number, forms, wanted)
         return found or (0.0, forms)
-
-    def _hash(self, number: int, forms: Optional[_Forms]) -> int:
-        if forms is None:
-            return 0
-        numbers = self._form_numbers
-        return hash((number,) + tuple([numbers.setdefault(form, len(numbers)) for form in forms]))
 
 
 def _of_variables(program: Program) -> Set[int]:

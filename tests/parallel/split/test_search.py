@@ -9,6 +9,7 @@ import tensorflow.compat.v1 as tf
 from epl.parallel.plan import values
 from epl.parallel.plan.sections import SplitSection
 from epl.parallel.sharding.placements import REPLICATED, shard
+from epl.parallel.split import search as search_module
 from epl.parallel.split.given_choices import planned
 from epl.parallel.split.groups import SplitPlan
 from epl.parallel.split.report import REFUSED_BYTES, moved_bytes, refuse_full_variables, table
@@ -135,6 +136,42 @@ def test_small_variables_stay_where_splitting_them_would_cost_more(wire):
 def test_the_decision_is_the_same_every_time(wire):
     split = Split(dense_pair, 4, 0, wire, costs={})
     assert search(split.program) == split.decision == Split(dense_pair, 4, 3, wire, costs={}).decision
+
+
+def _layers(count):
+    x, before = outside(1, 4, 64)
+    for number in range(count):
+        x = tf.nn.relu(x + attention(x, 16, 4, f"attention{number}"))
+        x = tf.matmul(tf.nn.relu(tf.matmul(x, weights(f"in{number}", 64, 256))), weights(f"out{number}", 256, 64))
+    return Model(tf.reduce_sum(tf.square(x)), [], before)
+
+
+def _decided(wire, layers):
+    split = Split(lambda: _layers(layers), 4, 0, wire, costs={})
+    return split.program, search(split.program)
+
+
+def test_what_follows_from_the_states_before_a_block_is_found_once(wire, monkeypatch):
+    made, found = [], search_module._Search._transition
+
+    def count(*args):
+        made.append(args)
+        return found(*args)
+
+    monkeypatch.setattr(search_module._Search, "_transition", count)
+    counts = []
+    for layers in (6, 12):
+        _decided(wire, layers)
+        counts.append(len(made))
+        made.clear()
+    assert counts[1] == counts[0]
+
+
+def test_blocks_that_were_seen_before_are_decided_as_if_they_were_not(wire, monkeypatch):
+    program, decision = _decided(wire, 6)
+    kind = iter(range(10**6))
+    monkeypatch.setattr(search_module._Search, "_step_kind", lambda *args: next(kind))
+    assert search(program) == decision
 
 
 def test_bytes_are_those_of_the_collectives(wire):
