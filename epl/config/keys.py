@@ -115,16 +115,16 @@ KEYS: Tuple[Key, ...] = (
         IntType(minimum=0),
         60,
         "seconds",
-        "Time of a search: candidates are simulated in any case, and plans by blocks in what is left of it. It ends "
-        "earlier when nothing gets better. 0: candidates alone.",
+        "Time of a search: what it always simulates takes what it needs, and all else stops after that time. It ends "
+        "earlier when nothing gets better. 0: what it always simulates, alone.",
     ),
     Key(
         "auto.steps",
         IntType(minimum=0, unset=-1),
         -1,
         "steps",
-        "Steps of a search for plans by blocks, in place of auto.budget: the same number finds the same plan; None or "
-        "-1 when it is not set.",
+        "Steps of a search for plans by blocks, after all candidates are simulated, in place of auto.budget: the same "
+        "number finds the same plan; None or -1 when it is not set.",
     ),
     Key(
         "auto.seed",

@@ -83,11 +83,24 @@ def partition(
     Raises:
       PlanError: there are fewer units of work than stages.
     """
-    needed = view.ancestors([view.index[name] for name in roots])
-    costs = node_costs(tf_graph, view, needed, device_type)
-    units = partition_units.find_units(tf_graph, view, needed)
-    policy, of_node = _search(view, units, needed, costs, num_stages) if planned is None else planned(needed)
-    return Partition(policy, of_node, _stages(view, of_node, costs, num_stages), costs.notes, units)
+    return Partitioner(tf_graph, view, roots, device_type).partition(num_stages, planned)
+
+
+class Partitioner:
+    """Partitions one forward graph into any number of stages; its costs and units are found once."""
+
+    def __init__(self, tf_graph: tf.Graph, view: GraphView, roots: Sequence[str], device_type: str = "cpu") -> None:
+        """Takes a graph, as `partition` does."""
+        self._view = view
+        self._needed = view.ancestors([view.index[name] for name in roots])
+        self._costs = node_costs(tf_graph, view, self._needed, device_type)
+        self._units = partition_units.find_units(tf_graph, view, self._needed)
+
+    def partition(self, num_stages: int, planned: Optional[PlannedStages] = None) -> Partition:
+        """The graph in so many stages; arguments and errors are those of the function `partition`."""
+        view, needed, costs, units = self._view, self._needed, self._costs, self._units
+        policy, of_node = _search(view, units, needed, costs, num_stages) if planned is None else planned(needed)
+        return Partition(policy, of_node, _stages(view, of_node, costs, num_stages), costs.notes, units)
 
 
 def places_in_chain(tf_graph: tf.Graph, view: GraphView, roots: Sequence[str]) -> Dict[int, int]:

@@ -93,6 +93,24 @@ class _Message(NamedTuple):
     gradients: float
 
 
+class _ForwardPiece(NamedTuple):
+    """A piece of a forward pass, and the bytes that it keeps: (piece of the backward pass, bytes)."""
+
+    piece: Piece
+    seconds: float
+    temporary: int
+    kept: Tuple[Tuple[int, int], ...]
+
+
+class _BackwardPiece(NamedTuple):
+    """A piece of a backward pass, and the gradients that it adds to."""
+
+    piece: Piece
+    seconds: float
+    temporary: int
+    parts: Tuple[_GradientPart, ...]
+
+
 class StepLowering:
     """The lowering of one step: the program so far, and the buffers that later ops take.
 
@@ -128,7 +146,9 @@ class StepLowering:
         self._on_host: Dict[Tuple[int, int], int] = {}  # (device, copy) -> the gather in the host's memory before it
         self._for_again: Set[Tuple[int, int]] = set()  # those of them that came for a recomputation
         self._parts: Dict[int, List[_GradientPart]] = {}
-        self._temporary: Dict[Tuple[int, str, Tuple[Piece, ...]], List[int]] = {}
+        # The passes of most micro batches are equal: by device, whether the micro batch is the first, and the last.
+        self._forwards: Dict[Tuple[int, bool, bool], List[_ForwardPiece]] = {}
+        self._backwards: Dict[Tuple[int, bool], List[_BackwardPiece]] = {}
         self._again: Dict[Tuple[int, int, int], Tuple[float, int]] = {}  # segment -> seconds and temporary memory
         self._messages: Dict[Tuple[int, Tuple[int, int]], _Message] = {}
         self._sent = {} if split is None else split.sent
@@ -156,12 +176,10 @@ class StepLowering:
 
     def _forward(self, number: int, action: Action) -> None:
         stage, _, micro_batch = action
-        device, cuts, work = self._device(number, stage), self._plans.cuts[stage], self._own(number, stage).work
+        device, cuts = self._device(number, stage), self._plans.cuts[stage]
         gathers = self._gathers_in(micro_batch)
-        pieces = pieces_of(cuts.gathering if gathers else cuts.forward, len(work))
-        backward = self._backward_pieces(stage, micro_batch)
-        temporary = self._temporary_of(number, stage, FORWARD, pieces)
-        kept_bytes = np.where(work.once, 0.0, work.kept) if micro_batch else work.kept
+        pieces = self._forward_pieces(number, stage, micro_batch)
+        backward = [one.piece for one in self._backward_pieces(number, stage, micro_batch)]
         arrivals = self._arrivals.pop((device, FORWARD, micro_batch), [])
         arrived = [one for arrival in arrivals for one in arrival[1:] if one is not None]
         kept: Dict[int, List[Buffer]] = {}
@@ -169,7 +187,7 @@ class StepLowering:
         if gathers and not self._options.drops:
             for at in range(len(cuts.gathers)):
                 self._gather(number, stage, at, micro_batch, "step")
-        for at, piece in enumerate(pieces):
+        for at, (piece, seconds, temporary, sizes) in enumerate(pieces):
             inputs = arrived if at in (0, len(pieces) - 1) else []
             for exchanged, exchange in self._exchange(number, stage, piece[0], micro_batch, False, inputs):
                 inputs = inputs + [exchanged]
@@ -179,24 +197,41 @@ class StepLowering:
                 inputs = inputs + self._weights_forward(number, stage, piece, micro_batch)
             outputs: List[SimulatedOutput] = []
             made = len(self.builder.ops)
-            for place, other in enumerate(backward):
-                common = max(piece[0], other[0]), min(piece[1], other[1])
-                size = work.held_by(kept_bytes, common) if common[0] < common[1] else 0
-                if size:
-                    kept.setdefault(place, []).append((made, len(outputs)))
-                    outputs.append(output(size, ACTIVATIONS))
+            for place, size in sizes:
+                kept.setdefault(place, []).append((made, len(outputs)))
+                outputs.append(output(size, ACTIVATIONS))
             if at == len(pieces) - 1:
                 sent_alone = sum(self._message(number, pair).alone for pair in self._facts.crossing if pair[0] == stage)
                 outputs.append(output(sent_alone, ACTIVATIONS))
             told = self._told(LoweredKind.FORWARD, action, piece, at if len(pieces) > 1 else -1)
-            seconds = work.forward_seconds(piece, micro_batch == 0)
-            self._pass(device, told, seconds, inputs, outputs, temporary[at])
+            self._pass(device, told, seconds, inputs, outputs, temporary)
         self._kept[device, micro_batch] = kept
         self._keep_arrivals(device, micro_batch, arrivals)
         sent = len(self.builder.ops) - 1, len(self.builder.ops[-1].outputs) - 1
         for pair in sorted(self._facts.crossing):
             if pair[0] == stage:
                 self._send_forward(number, pair, micro_batch, sent)
+
+    def _forward_pieces(self, number: int, stage: int, micro_batch: int) -> List[_ForwardPiece]:
+        """The pieces of the forward pass of a micro batch."""
+        device, cuts, work = self._device(number, stage), self._plans.cuts[stage], self._own(number, stage).work
+        key = device, micro_batch == 0, micro_batch == self._layout.micro_batches - 1
+        if key not in self._forwards:
+            pieces = pieces_of(cuts.gathering if self._gathers_in(micro_batch) else cuts.forward, len(work))
+            backward = self._backward_pieces(number, stage, micro_batch)
+            kept_bytes = np.where(work.once, 0.0, work.kept) if micro_batch else work.kept
+            found = []
+            for piece, temporary in zip(pieces, work.forward_temporary(pieces)):
+                kept = []
+                for place, other in enumerate(backward):
+                    common = max(piece[0], other.piece[0]), min(piece[1], other.piece[1])
+                    size = work.held_by(kept_bytes, common) if common[0] < common[1] else 0
+                    if size:
+                        kept.append((place, size))
+                seconds = work.forward_seconds(piece, micro_batch == 0)
+                found.append(_ForwardPiece(piece, seconds, temporary, tuple(kept)))
+            self._forwards[key] = found
+        return self._forwards[key]
 
     def _keep_arrivals(self, device: int, micro_batch: int, arrivals: Sequence[_Arrival]) -> None:
         for arrival in arrivals:
@@ -252,9 +287,9 @@ class StepLowering:
 
     def _backward(self, number: int, action: Action) -> None:
         stage, _, micro_batch = action
-        device, own = self._device(number, stage), self._own(number, stage)
-        pieces = self._backward_pieces(stage, micro_batch)
-        temporary = self._temporary_of(number, stage, BACKWARD, pieces)
+        device = self._device(number, stage)
+        of_pass = self._backward_pieces(number, stage, micro_batch)
+        pieces = [one.piece for one in of_pass]
         arrived = [
             one for arrival in self._arrivals.pop((device, BACKWARD, micro_batch), []) for one in arrival[1:] if one
         ]
@@ -262,12 +297,11 @@ class StepLowering:
         received = self._received.pop((device, micro_batch), [])
         self._drop_blocks(device, stage)
         for at in range(len(pieces) - 1, -1, -1):
-            piece = pieces[at]
+            piece, seconds, temporary, parts = of_pass[at]
             self._recompute(number, action, pieces, at, kept)
             self._gather_again(number, stage, micro_batch, self._recomputed_blocks(number, stage, piece[0])[:1])
             inputs = kept.pop(at, []) + (arrived if at == len(pieces) - 1 else []) + (received if at == 0 else [])
             inputs = inputs + self._weights_backward(number, stage, micro_batch, piece, at == len(pieces) - 1)
-            parts = [one for one in self._parts_of(device, own, stage) if piece[0] <= one.begin < piece[1]]
             outputs: List[SimulatedOutput] = []
             fresh = 0.0
             made = len(self.builder.ops)
@@ -286,7 +320,7 @@ class StepLowering:
                 sent = sum(self._message(number, pair).gradients for pair in self._facts.crossing if pair[1] == stage)
                 outputs.append(output(sent, ACTIVATIONS))
             told = self._told(LoweredKind.BACKWARD, action, piece, at if len(pieces) > 1 else -1)
-            self._pass(device, told, own.work.backward_seconds(piece), inputs, outputs, temporary[at])
+            self._pass(device, told, seconds, inputs, outputs, temporary)
             exchanged = self._exchange(number, stage, piece[0], micro_batch, True)
             if micro_batch == self._layout.micro_batches - 1:
                 self._reduce(number, stage, piece)
@@ -656,24 +690,22 @@ class StepLowering:
     def _own(self, number: int, stage: int) -> ClassStage:
         return self._plans.stages[number][stage]
 
-    def _backward_pieces(self, stage: int, micro_batch: int) -> List[Piece]:
-        cuts = self._plans.cuts[stage]
-        is_last = micro_batch == self._layout.micro_batches - 1
-        return pieces_of(cuts.last if is_last else cuts.backward, len(cuts.ops))
-
-    def _temporary_of(self, number: int, stage: int, kind: str, pieces: List[Piece]) -> List[int]:
-        """By piece, the temporary memory of a forward or backward pass."""
-        key = self._device(number, stage), kind, tuple(pieces)
-        if key not in self._temporary:
-            own = self._own(number, stage)
-            if kind == FORWARD:
-                self._temporary[key] = own.work.forward_temporary(pieces)
-            else:
-                weights = np.zeros(len(own.work))
-                for one in own.variables:
-                    weights[one.complete] += one.gradient_bytes
-                self._temporary[key] = own.work.backward_temporary(pieces, weights)
-        return self._temporary[key]
+    def _backward_pieces(self, number: int, stage: int, micro_batch: int) -> List[_BackwardPiece]:
+        """The pieces of the backward pass of a micro batch."""
+        device, cuts, own = self._device(number, stage), self._plans.cuts[stage], self._own(number, stage)
+        key = device, micro_batch == self._layout.micro_batches - 1
+        if key not in self._backwards:
+            pieces = pieces_of(cuts.last if key[1] else cuts.backward, len(cuts.ops))
+            weights = np.zeros(len(own.work))
+            for one in own.variables:
+                weights[one.complete] += one.gradient_bytes
+            all_parts = self._parts_of(device, own, stage)
+            found = []
+            for piece, temporary in zip(pieces, own.work.backward_temporary(pieces, weights)):
+                parts = tuple(one for one in all_parts if piece[0] <= one.begin < piece[1])
+                found.append(_BackwardPiece(piece, own.work.backward_seconds(piece), temporary, parts))
+            self._backwards[key] = found
+        return self._backwards[key]
 
 
 def _piece_with(pieces: Sequence[Piece], position: int) -> int:

@@ -10,7 +10,7 @@ from typing import Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 from epl.config.config import Config
 from epl.env import Env
-from epl.parallel.plan.strategy import Strategy
+from epl.parallel.plan.strategy import ForwardOp, Strategy
 from epl.parallel.zero.refusals import refuse_stages_with_groups, refuse_v2
 from epl.planner.machine.collective_costs import CollectiveCosts
 from epl.planner.machine.machine import Machine
@@ -181,11 +181,16 @@ class KnownParts:
         self.links = CollectiveCosts(machine)
         self._costs = costs
         self._facts: Dict[str, ModelFacts] = {}
+        self._in_stages: Dict[int, Tuple[Sequence[ForwardOp], Sequence[int], ModelFacts]] = {}
 
     def facts(self, strategy: Strategy, stage_of_block: Sequence[int]) -> ModelFacts:
-        """The facts of the model, which are the same for all strategies with one stage."""
+        """The facts of the model: the same for strategies with one stage, and for those with the same ops in stages."""
         if any(stage_of_block):
-            return find_facts(strategy, self._costs, stage_of_block)
+            known = self._in_stages.get(id(strategy.ops))
+            if known is None or known[0] is not strategy.ops or known[1] != stage_of_block:
+                known = strategy.ops, stage_of_block, find_facts(strategy, self._costs, stage_of_block)
+                self._in_stages[id(strategy.ops)] = known
+            return known[2]
         if strategy.model not in self._facts:
             self._facts[strategy.model] = find_facts(strategy, self._costs, stage_of_block)
         return self._facts[strategy.model]

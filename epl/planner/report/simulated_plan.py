@@ -98,6 +98,7 @@ class SimulatedPlan(NamedTuple):
             lines += ["", "candidates, * the one that was taken:"]
             lines += comparison.describe(self.search.compared, self.search.chosen)
             lines += [f"searched by blocks: {self.search.by_blocks}"] if self.search.by_blocks else []
+            lines += [self.search.left_out] if self.search.left_out else []
         compared = [one for one in self.reasons if one.runner_up is not None]
         if compared:
             lines += ["", "why, and what it would cost to decide one thing otherwise:"]
@@ -126,6 +127,7 @@ class SimulatedPlan(NamedTuple):
             found["features"] = [plain.plain(one) for one in self.gains]
         if self.search is not None:
             found["candidates"] = [_candidate(one, one is self.search.chosen) for one in self.search.compared]
+            found["left_out"] = self.search.left_out
         return json.dumps(found, indent=1) + "\n"
 
 

@@ -9,6 +9,7 @@ Two chains, so a plan that differs from the one before in some blocks is estimat
 chains have before it stays.
 """
 
+import math
 from typing import Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 import numpy as np
@@ -35,7 +36,7 @@ _ROWS = shard(0, None)
 
 
 class WayCosts(NamedTuple):
-    """All blocks computed in one way, on the device that has most to do; arrays by block.
+    """All blocks computed in one way, on the device that has most to do; by block, as plain numbers, which add faster.
 
     Attributes:
       forward, backward: seconds, with exchanges inside of the block.
@@ -43,12 +44,12 @@ class WayCosts(NamedTuple):
       whole, held: bytes of variables whose gradients all ranks reduce, and of shards, which their holders reduce.
     """
 
-    forward: np.ndarray
-    backward: np.ndarray
-    kept: np.ndarray
-    outputs: np.ndarray
-    whole: np.ndarray
-    held: np.ndarray
+    forward: List[float]
+    backward: List[float]
+    kept: List[float]
+    outputs: List[float]
+    whole: List[float]
+    held: List[float]
 
 
 class _Chain(NamedTuple):
@@ -97,7 +98,12 @@ class BlockEstimate:
         self._between: Dict[Tuple[int, int, str, str, int], Tuple[float, float]] = {}
         self._last_consumer = [max([at for at, own in self._crossing.items() if block in own] or [block])
                                for block in range(self._count)]  # fmt: skip
+        self._of_update = self._update_of_byte()
+        self._least_memory = min(
+            ((one.memory, one.name) for one in machine.devices if one.memory is not None), default=None
+        )
         self._plan: Optional[BlockPlan] = None
+        self._buckets = 0.0
         self._forward: List[Tuple[float, float]] = []  # seconds after each block, of devices and links
         self._backward: List[_Chain] = []  # after each block, from the last on
         self.computed = 0
@@ -109,27 +115,23 @@ class BlockEstimate:
           PlanError: the plan cannot be made.
         """
         self._plans.refuse(plan)
-        first, last = self._changed(plan)
+        buckets = self._bucket_bytes(plan)
+        first, last = self._changed(plan, buckets)
         self._plan = None  # an error leaves nothing half made
         del self._forward[first:]
         del self._backward[self._count - 1 - last :]
         for block in range(first, self._count):
             self._forward.append(self._forward_until(plan, block))
-        buckets = self._bucket_bytes(plan)
         for block in range(last, -1, -1):
             self._backward.append(self._backward_until(plan, block, buckets))
-        self._plan = plan
+        self._plan, self._buckets = plan, buckets
         seconds = self._forward[-1][0] + self._end(plan, self._backward[-1])
         return PlanOutcome(seconds, self._lacks(plan))
 
-    def _changed(self, plan: BlockPlan) -> Tuple[int, int]:
+    def _changed(self, plan: BlockPlan, buckets: float) -> Tuple[int, int]:
         """The first block whose forward pass changes, and the last whose backward pass does."""
         before = self._plan
-        if (
-            before is None
-            or before._replace(ways=plan.ways) != plan
-            or self._bucket_bytes(before) != self._bucket_bytes(plan)
-        ):
+        if before is None or before._replace(ways=plan.ways) != plan or self._buckets != buckets:
             return 0, self._count - 1
         changed = [at for at, (mine, other) in enumerate(zip(plan.ways, before.ways)) if mine != other]
         if not changed:
@@ -177,7 +179,7 @@ class BlockEstimate:
         for block, way in enumerate(plan.ways):
             own = self._way(way, plan.group)
             found += own.whole[block] + own.held[block]
-        return 2.0 ** round(np.log2(max(1.0, found / self._max_splits)))
+        return float(2.0 ** round(math.log2(max(1.0, found / self._max_splits))))
 
     # ---- Seconds.
 
@@ -219,23 +221,28 @@ class BlockEstimate:
         return self._links.cost("all-gather", range(self._ranks), nbytes).seconds if nbytes else 0.0
 
     def _update(self, nbytes: float) -> float:
-        flops = nbytes / _BYTES_OF_ELEMENT * 2.0 * (1.0 + self._slots)
-        cost = OpCost(Kind.ELEMENTWISE, flops, nbytes * (3.0 + 2.0 * self._slots), 0)
+        return nbytes * self._of_update
+
+    def _update_of_byte(self) -> float:
+        flops = 1.0 / _BYTES_OF_ELEMENT * 2.0 * (1.0 + self._slots)
+        cost = OpCost(Kind.ELEMENTWISE, flops, 3.0 + 2.0 * self._slots, 0)
         return max(OpTimes(kind).work_seconds(cost) for kind in self._machine.devices)
 
     def _lacks(self, plan: BlockPlan) -> Tuple[Tuple[str, float], ...]:
-        ways = [self._way(way, plan.group) for way in plan.ways]
-        at = range(self._count)
-        kept = np.cumsum([ways[block].kept[block] for block in at]) * (1.0 if not plan.checkpoint else self._sqrt())
-        zero = self._ranks if plan.zero else 1
-        gradients = np.asarray([ways[block].whole[block] + ways[block].held[block] for block in at])
-        state = sum(ways[block].whole[block] / zero + ways[block].held[block] for block in at) * (1.0 + self._slots)
-        working = np.asarray([ways[block].outputs[block] for block in at])
-        peak = state + float((kept + np.cumsum(gradients[::-1])[::-1] + working).max())
-        limits = [(one.memory, one.name) for one in self._machine.devices if one.memory is not None]
-        if not limits or peak <= min(limits)[0]:
+        if self._least_memory is None:
             return ()
-        return ((min(limits)[1], peak - min(limits)[0]),)
+        ways = [self._way(way, plan.group) for way in plan.ways]
+        zero = self._ranks if plan.zero else 1
+        part = 1.0 if not plan.checkpoint else self._sqrt()
+        gradients = [own.whole[block] + own.held[block] for block, own in enumerate(ways)]
+        state = sum(own.whole[block] / zero + own.held[block] for block, own in enumerate(ways)) * (1.0 + self._slots)
+        kept, made, most = 0.0, sum(gradients), 0.0
+        for block, own in enumerate(ways):  # what is kept up to a block, and the gradients from there on
+            kept += part * own.kept[block]
+            most = max(most, kept + made + own.outputs[block])
+            made -= gradients[block]
+        limit, name = self._least_memory
+        return ((name, state + most - limit),) if state + most > limit else ()
 
     def _sqrt(self) -> float:
         """The part of the activations that recomputation keeps: two square roots of the blocks."""
@@ -296,7 +303,8 @@ class BlockEstimate:
                 whole[block] += variable.bytes
             else:
                 held_bytes[block] += variable.bytes * max(own)
-        return WayCosts(most[0] + inside[0], most[1] + inside[1], most[2], most[3], whole, held_bytes)
+        found = [most[0] + inside[0], most[1] + inside[1], most[2], most[3], whole, held_bytes]
+        return WayCosts(*[one.tolist() for one in found])
 
     def _of_blocks(self, kind: Device, rows: int, name: str, share: np.ndarray, of_group: np.ndarray) -> np.ndarray:
         own = np.asarray(getattr(self._costs.at(self._rows, kind), name), float)

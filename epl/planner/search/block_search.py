@@ -27,6 +27,7 @@ _TWICE = 0.3  # part of the steps that make two changes
 _PATIENCE = 5  # rounds without a better plan, after which the search ends
 _CLEARLY = 1e-3  # part of the time by which a plan is better that makes the search go on
 _TOLD = 1.0  # seconds between two messages
+INTERRUPTED = "Ctrl-C"  # why a search ended
 
 
 class SearchLimits(NamedTuple):
@@ -146,7 +147,7 @@ class BlockSearch:
         except KeyboardInterrupt:
             if not may_stop:
                 raise
-            self.ended = "Ctrl-C"
+            self.ended = INTERRUPTED
 
     def best(self, count: int) -> List[Found]:
         """The best plans, the best first; of plans that do not fit, those that lack least."""

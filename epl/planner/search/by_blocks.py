@@ -7,24 +7,25 @@
 They are compared by choices that are found once, where the whole model is split. What is taken has choices of its own.
 """
 
-import contextlib
 import logging
-from typing import Callable, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 from epl.env import Env
 from epl.parallel.plan.strategy import Strategy
 from epl.parallel.strategy import record
 from epl.planner.search import comparison
 from epl.planner.search.block_plans import BlockPlan, BlockPlans, Way, group_sizes
-from epl.planner.search.block_search import BlockSearch, Found, SearchLimits, SearchSpace, rank
+from epl.planner.search.block_search import INTERRUPTED, BlockSearch, Found, SearchLimits, SearchSpace, rank
 from epl.planner.search.candidates import PlanCandidate, is_left_alone
 from epl.planner.search.comparison import Compared, PlanOutcome
+from epl.planner.search.search_time import SearchTime
 from epl.utils.errors import EplError
 
 logger = logging.getLogger("epl.search")
 
 _TAKEN = 3  # of the best plans, of which the first that can be trained is compared with the candidates
 _SIMULATED = 8  # of the best plans by estimates
+_WALK = 0.9  # part of auto.budget after which the walk ends: its best plans are to be simulated then
 _LAST = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48)  # blocks that are computed in another way than those before them
 
 
@@ -46,7 +47,7 @@ def search_blocks(
     balance: Callable[[Strategy], Strategy],
     simulate: Callable[[Strategy], PlanOutcome],
     estimate: Optional[Callable[[BlockPlan], PlanOutcome]] = None,
-    spent: float = 0.0,
+    search_time: Optional[SearchTime] = None,
 ) -> BlockResult:
     """The uniform splits, and the best plans by blocks.
 
@@ -56,10 +57,12 @@ def search_blocks(
       balance: the strategy with the rows of replicas decided.
       simulate: what the simulator says of a strategy; it refuses what cannot be trained.
       estimate: what the walk takes in place of it, for a large model; the best plans are simulated then.
-      spent: seconds of `auto.budget` that are gone.
+      search_time: of the search; the uniform splits take what they need. None: as long as it takes.
     """
+    search_time = search_time or SearchTime(None)
     auto = Env.get().config.auto
-    limits = SearchLimits(max(0.0, auto.budget - spent), None if auto.steps < 0 else auto.steps, auto.seed)
+    steps = None if auto.steps < 0 or search_time.interrupted else auto.steps
+    limits = SearchLimits(search_time.left(_WALK), steps, auto.seed)
     space = SearchSpace(
         classes=plans.blocks.classes,
         groups=tuple(group_sizes(base)),
@@ -75,23 +78,38 @@ def search_blocks(
     starts = [*_two_ways(space), *[plan for plans_of_group in others for plan in plans_of_group]]
     search.run(uniform, starts, may_stop=record.is_recording())
     compared = [_compared(f"uniform split: {plan.describe()}", plan, plans, balance, simulate) for plan in uniform]
-    best = search.best(_TAKEN) if estimate is None else _simulated(search.best(_SIMULATED), simulated)
+    search_time.interrupted |= search.ended == INTERRUPTED
+    best = search.best(_TAKEN if estimate is None else _SIMULATED)
+    if estimate is not None:
+        known = {plan: one.outcome for plan, one in zip(uniform, compared)}
+        best = _simulated(best, simulated, known, search_time)
     for one in best[:_TAKEN]:
         if set(one.plan.ways) != {Way.ROWS} and one.plan not in uniform:
             compared.append(_compared(one.plan.describe(), one.plan, plans, balance, simulate))
-            if compared[-1].fits:
+            if compared[-1].fits or search_time.is_over():
                 break
     told = f"{len(space.classes)} blocks: {search.looked_at} plans in {search.steps} steps, until {search.ended}"
     logger.info("search: %s", told)
     return BlockResult(tuple(compared), told)
 
 
-def _simulated(estimated: Sequence[Found], simulate: Callable[[BlockPlan], PlanOutcome]) -> List[Found]:
-    """The plans with what the simulator says of them, the best first."""
-    found = []
-    for one in estimated:
-        with contextlib.suppress(EplError):
-            found.append(Found(one.plan, simulate(one.plan)))
+def _simulated(
+    estimated: Sequence[Found],
+    simulate: Callable[[BlockPlan], PlanOutcome],
+    known: Dict[BlockPlan, Optional[PlanOutcome]],
+    search_time: SearchTime,
+) -> List[Found]:
+    """The plans with what the simulator says of them, the best first: the first of them, and others as time allows."""
+    known, found = dict(known), []
+    for number, one in enumerate(estimated):
+        if one.plan not in known and (not number or not search_time.is_over()):
+            try:
+                known[one.plan] = simulate(one.plan)
+            except EplError:
+                known[one.plan] = None
+        outcome = known.get(one.plan)
+        if outcome is not None:
+            found.append(Found(one.plan, outcome))
     return sorted(found, key=lambda one: rank(one.outcome))
 
 

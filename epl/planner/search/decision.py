@@ -7,12 +7,11 @@ A candidate must train on the same batches as the script as it is (`training_bat
 
 import contextlib
 import logging
-import time
 from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple
 
 from epl.env import Env
 from epl.ir.graph import Graph
-from epl.parallel.auto_partition.partition import partition, places_in_chain
+from epl.parallel.auto_partition.partition import Partitioner, places_in_chain
 from epl.parallel.plan.strategy import Strategy
 from epl.parallel.strategy import record
 from epl.parallel.strategy.record import ForwardPass
@@ -22,14 +21,17 @@ from epl.planner.search import capacity, comparison
 from epl.planner.search.block_estimate import BlockEstimate
 from epl.planner.search.block_plans import BlockPlans
 from epl.planner.search.by_blocks import search_blocks
-from epl.planner.search.candidates import PlanCandidate, candidates, has_scopes, in_stages, is_data_parallel
+from epl.planner.search.candidate_estimate import CandidateEstimate
+from epl.planner.search.candidates import PlanCandidate, StagesOf, candidates, has_scopes, in_stages, is_data_parallel
 from epl.planner.search.comparison import Compared, PlanOutcome
 from epl.planner.search.model_blocks import find_blocks
 from epl.planner.search.planned_model import PlannedModel, planned_model
 from epl.planner.search.reasons import with_origins
+from epl.planner.search.search_time import SearchTime
 from epl.planner.search.speed_balance import SPEED, balanced, is_open, with_balance
 from epl.planner.search.split_choices import SplitChooser
 from epl.planner.search.stage_search import StageSearch
+from epl.planner.search.timed_comparison import TimedComparison
 from epl.planner.search.training_batches import (
     TrainingBatches,
     may_cut_rows,
@@ -53,11 +55,13 @@ class SearchResult(NamedTuple):
       compared: the candidates.
       chosen: the one that is used.
       by_blocks: how plans by blocks were searched, in words; "" if the script leaves no blocks open.
+      left_out: what was not compared for want of time, in words; "" if all was.
     """
 
     compared: Tuple[Compared, ...]
     chosen: Compared
     by_blocks: str = ""
+    left_out: str = ""
 
     def in_order(self) -> List[Compared]:
         """Those that fit by time, then those that do not, then what cannot be simulated."""
@@ -75,6 +79,8 @@ def find_strategy(graph: Graph, ys: Any, xs: Sequence[Any]) -> Strategy:
     Raises:
       PlanError, MachineError: no plan fits, or the machine or the rows are not known.
     """
+    auto = Env.get().config.auto
+    search_time = SearchTime(float(auto.budget) if auto.steps < 0 else None)
     found = record.forward_pass(graph, ys, xs)
     model = planned_model(graph, found, _SLOTS)
     model = model._replace(assumptions=(*model.assumptions, "the optimizer has two slots for each variable, as Adam"))
@@ -87,20 +93,23 @@ def find_strategy(graph: Graph, ys: Any, xs: Sequence[Any]) -> Strategy:
                 'Set auto.planner to "search", which finds both.'
             )
         return balanced(model.strategy, model.costs, machine, model.rows)
-    return _searched(graph, found, ys, model, machine)
+    return _searched(graph, found, ys, model, machine, search_time)
 
 
-def _searched(graph: Graph, found: ForwardPass, ys: Any, model: PlannedModel, machine: Machine) -> Strategy:
+def _searched(
+    graph: Graph, found: ForwardPass, ys: Any, model: PlannedModel, machine: Machine, search_time: SearchTime
+) -> Strategy:
     """The fastest candidate that fits."""
-    begin = time.monotonic()
-    model, own = _as_it_is(graph, found, model, machine)
+    stages_of = _StagesOf(graph, found)
+    model, own = _as_it_is(stages_of, model, machine)
     are_cut = may_cut_rows(graph, model)
     known = KnownParts(model.costs, machine)
     refused: Dict[Strategy, EplError] = {}
 
     def balanced_candidates() -> Iterator[PlanCandidate]:
-        every = candidates(model.strategy, model.rows, lambda count: _stages(graph, found, count))
-        for one in _wanted(every + _cut_for_devices(graph, found, model, machine, trains_the_same)):
+        every = candidates(model.strategy, model.rows, stages_of)
+        every += _cut_for_devices(graph, found, model, machine, trains_the_same, search_time)
+        for one in _wanted(every):
             try:
                 yield one._replace(strategy=balanced(one.strategy, model.costs, machine, model.rows))
             except EplError as error:
@@ -114,15 +123,23 @@ def _searched(graph: Graph, found: ForwardPass, ys: Any, model: PlannedModel, ma
             return False
         return are_cut or max(block.devices for block in strategy.blocks) == 1  # these divide the rows of a batch
 
-    def simulate(strategy: Strategy) -> PlanOutcome:
+    def refuse(strategy: Strategy) -> None:
         if strategy in refused:
             raise refused[strategy]
         refuse_other_batches(training_batches(strategy, model, machine), own, are_cut)
+
+    def simulate(strategy: Strategy) -> PlanOutcome:
+        refuse(strategy)
         return outcome(strategy, model, machine, known)
 
-    compared = comparison.compare(list(balanced_candidates()), simulate)
+    estimate = CandidateEstimate(model.costs, known.links, model.rows)
+    timed = TimedComparison(list(balanced_candidates()), simulate, refuse, estimate)
+    timed.simulate_always()
+    leaves_blocks, may_stop = _leaves_blocks(model.strategy), record.is_recording()
+    timed.simulate_others(search_time, 0.5 if leaves_blocks else 1.0, may_stop)
+    plans_by_blocks: List[Compared] = []
     by_blocks = ""
-    if _leaves_blocks(model.strategy):
+    if leaves_blocks:
         plans = _block_plans(graph, found, ys, model, machine, are_cut)
         is_large = len(model.strategy.ops) >= _ESTIMATED
         searched = search_blocks(
@@ -131,30 +148,27 @@ def _searched(graph: Graph, found: ForwardPass, ys: Any, model: PlannedModel, ma
             lambda one: balanced(one, model.costs, machine, model.rows),
             simulate,
             BlockEstimate(plans, model.costs, machine, model.rows, known) if is_large else None,
-            time.monotonic() - begin,
+            search_time,
         )
-        compared += searched.compared
-        by_blocks = searched.told
+        plans_by_blocks, by_blocks = list(searched.compared), searched.told
+        timed.simulate_others(search_time, may_stop=may_stop)
+    compared = [*timed.compared(search_time.in_words()), *plans_by_blocks]
     try:
         chosen = comparison.best(compared)
     except PlanError as error:
         if all(one.outcome is None for one in compared):
             raise
-        raise PlanError(f"{error} {_enough_devices(graph, found, model, are_cut)}".rstrip()) from None
-    graph.keep(SearchResult, SearchResult(tuple(compared), chosen, by_blocks))
+        raise PlanError(f"{error} {_enough_devices(stages_of, model, are_cut)}".rstrip()) from None
+    words = ([f"{timed.left} candidates"] if timed.left else []) + search_time.left_out
+    left_out = f"{', '.join(words)}: not simulated, as {search_time.in_words()}" if words else ""
+    graph.keep(SearchResult, SearchResult(tuple(compared), chosen, by_blocks, left_out))
     logger.info("%s", "\n".join(comparison.describe(compared, chosen)))
     return with_origins(chosen, compared)
 
 
-def _enough_devices(graph: Graph, found: ForwardPass, model: PlannedModel, are_cut: bool) -> str:
+def _enough_devices(stages_of: StagesOf, model: PlannedModel, are_cut: bool) -> str:
     """How many devices would do for a model that fits by no candidate, in a sentence."""
     fraction = Env.get().config.auto.memory_fraction
-    stages: Dict[int, Optional[Sequence[int]]] = {}
-
-    def stages_of(count: int) -> Optional[Sequence[int]]:
-        if count not in stages:
-            stages[count] = _stages(graph, found, count)
-        return stages[count]
 
     def find(larger: PlannedModel) -> Optional[str]:
         machine = with_memory_fraction(larger.machine, fraction)
@@ -175,9 +189,14 @@ def _enough_devices(graph: Graph, found: ForwardPass, model: PlannedModel, are_c
 
 
 def _cut_for_devices(
-    graph: Graph, found: ForwardPass, model: PlannedModel, machine: Machine, trains_the_same: Callable[[Strategy], bool]
+    graph: Graph,
+    found: ForwardPass,
+    model: PlannedModel,
+    machine: Machine,
+    trains_the_same: Callable[[Strategy], bool],
+    search_time: SearchTime,
 ) -> List[PlanCandidate]:
-    """Pipelines that are cut for the devices of their stages; none if the script has scopes."""
+    """Pipelines that are cut for the devices of their stages, as time allows; none if the script has scopes."""
     if has_scopes(model.strategy):
         return []
     config = Env.get().config
@@ -187,7 +206,15 @@ def _cut_for_devices(
     by_speed = is_open(model.strategy)
     base = with_balance(model.strategy, "even") if by_speed else model.strategy
     search = StageSearch(base, model.costs, machine, model.rows, [place[node] for node in found.nodes])
-    pipelines = search.candidates(trains_the_same, None if count in (None, -1) else [count])
+    pipelines: List[PlanCandidate] = []
+    late: List[int] = []
+    for stages in search.depths() if count in (None, -1) else [count]:
+        if search_time.is_over():
+            late.append(stages)
+        else:
+            pipelines += search.candidates(trains_the_same, [stages])
+    if late:
+        search_time.left_out.append(f"pipelines of {', '.join(map(str, late))} stages that are cut for their devices")
     if by_speed:
         pipelines = [one._replace(strategy=with_balance(one.strategy, SPEED)) for one in pipelines]
     return pipelines
@@ -211,14 +238,12 @@ def _block_plans(
     return BlockPlans(model.strategy, blocks, chooser, are_cut, colocates)
 
 
-def _as_it_is(
-    graph: Graph, found: ForwardPass, model: PlannedModel, machine: Machine
-) -> Tuple[PlannedModel, TrainingBatches]:
+def _as_it_is(stages_of: StagesOf, model: PlannedModel, machine: Machine) -> Tuple[PlannedModel, TrainingBatches]:
     """The model with the stages that `auto.auto_parallel` would find without a search; how it takes batches."""
     config = Env.get().config
     count = config.pipeline.num_stages or 1
     if config.auto.auto_parallel and count > 1 and not has_scopes(model.strategy):
-        stages = _stages(graph, found, count)
+        stages = stages_of(count)
         if stages is not None:
             model = model._replace(strategy=in_stages(model.strategy, stages, count))
     own = training_batches(model.strategy, model, machine)
@@ -263,13 +288,29 @@ def with_memory_fraction(machine: Machine, fraction: float) -> Machine:
     return machine._replace(devices=tuple(devices))
 
 
-def _stages(graph: Graph, found: ForwardPass, count: int) -> Optional[Sequence[int]]:
-    """The stage of each op of the forward pass; None if the model has too few units of work."""
-    cluster = Env.get().cluster
-    assert cluster is not None
-    roots = [found.view.nodes[node].name for node in found.nodes]
-    try:
-        divided = partition(graph.tf_graph, found.view, roots, count, cluster.device_type.lower())
-    except PlanError:
-        return None
-    return [divided.of_node[node] for node in found.nodes]
+class _StagesOf:
+    """Given a number of stages: the stage of each op of the forward pass; None if there are too few units of work."""
+
+    def __init__(self, graph: Graph, found: ForwardPass) -> None:
+        self._graph, self._found = graph, found
+        self._partitioner: Optional[Partitioner] = None
+        self._known: Dict[int, Optional[Sequence[int]]] = {}
+
+    def __call__(self, count: int) -> Optional[Sequence[int]]:
+        if count not in self._known:
+            self._known[count] = self._find(count)
+        return self._known[count]
+
+    def _find(self, count: int) -> Optional[Sequence[int]]:
+        found = self._found
+        if self._partitioner is None:
+            cluster = Env.get().cluster
+            assert cluster is not None
+            roots = [found.view.nodes[node].name for node in found.nodes]
+            device_type = cluster.device_type.lower()
+            self._partitioner = Partitioner(self._graph.tf_graph, found.view, roots, device_type)
+        try:
+            divided = self._partitioner.partition(count)
+        except PlanError:
+            return None
+        return [divided.of_node[node] for node in found.nodes]

@@ -180,11 +180,14 @@ def _unbeaten(starts: np.ndarray, values: np.ndarray) -> np.ndarray:
     chosen: List[int] = []
     begins = np.flatnonzero(np.diff(starts, prepend=-1))
     for begin, end in zip(begins, [*begins[1:], len(starts)]):
-        kept = np.empty((0, values.shape[1]))
-        for row in range(begin, end):
-            if len(kept) < _MOST_KEPT and not (kept <= values[row]).all(axis=1).any():
-                kept = np.append(kept, values[row : row + 1], axis=0)
-                chosen.append(row)
+        rows, left = np.arange(begin, end), values[begin:end].T
+        kept = 0
+        while len(rows) and kept < _MOST_KEPT:
+            chosen.append(int(rows[0]))
+            kept += 1
+            beaten = np.logical_and.reduce([row >= row[0] for row in left])
+            beaten[0] = True
+            rows, left = rows[~beaten], left[:, ~beaten]
     return np.asarray(chosen, int)
 
 

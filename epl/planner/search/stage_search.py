@@ -92,6 +92,11 @@ class StageSearch:
         self._chain = ChainCosts(base, costs, place_of)
         self._weights = float(sum(op.variable_bytes for op in costs.ops if op.is_trained))
 
+    def depths(self) -> List[int]:
+        """The numbers of stages that divide the devices."""
+        devices = self._base.workers * self._base.devices
+        return [count for count in range(2, devices + 1) if devices % count == 0]
+
     def candidates(self, is_allowed: IsAllowed, counts: Optional[Sequence[int]] = None) -> List[PlanCandidate]:
         """The best pipelines of each number of stages that fit the memory, or are the last that were tried.
 
@@ -103,7 +108,7 @@ class StageSearch:
         """
         devices = self._base.workers * self._base.devices
         found: Dict[Strategy, str] = {}
-        for count in counts or range(2, devices + 1):
+        for count in counts or self.depths():
             if devices % count == 0 and count > 1:
                 best = self._best_of(count, is_allowed)
                 for one in [*best, *map(_in_shards, best[:1])]:

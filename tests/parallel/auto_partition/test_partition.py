@@ -7,7 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from epl.ir.view import GraphView
+from epl.parallel.auto_partition import partition
 from epl.parallel.auto_partition.partition import BALANCED, REPEATED_BLOCKS, _elements, describe, places_in_chain
+from epl.parallel.costs.costs import node_costs
 from epl.utils.errors import PlanError
 from tests.parallel.partition_models import Cut, cnn, lstm, tokens, transformer
 
@@ -17,6 +19,17 @@ def fresh_graph():
     tf.reset_default_graph()
     yield
     tf.reset_default_graph()
+
+
+def test_costs_are_found_once_for_all_numbers_of_stages(monkeypatch):
+    asked = []
+    monkeypatch.setattr(partition, "node_costs", lambda *args: asked.append(args) or node_costs(*args))
+    loss = transformer(8)
+    view = GraphView(tf.get_default_graph())
+    partitioner = partition.Partitioner(tf.get_default_graph(), view, [loss.op.name])
+    found = [partitioner.partition(count) for count in (2, 4)]
+    assert len(asked) == 1
+    assert found == [partition.partition(tf.get_default_graph(), view, [loss.op.name], count) for count in (2, 4)]
 
 
 @pytest.mark.parametrize("layers", [8, 12])

@@ -43,7 +43,7 @@ def test_a_search_finds_a_plan_that_trains_as_one_device(init):  # noqa: F811
     losses = []
     for devices, config in (
         (1, {}),
-        (4, {"auto__planner": "search", "auto__budget": 0, "auto__machine": "4*v100-16", "auto__rows": 16}),
+        (4, {"auto__planner": "search", "auto__steps": 0, "auto__machine": "4*v100-16", "auto__rows": 16}),
     ):
         init(devices, annotate=False, **config)
         tf.set_random_seed(1)
@@ -59,7 +59,7 @@ def test_a_search_finds_a_plan_that_trains_as_one_device(init):  # noqa: F811
 
 def test_memory_decides_where_it_is_short(init, tmp_path):  # noqa: F811
     machine = {"devices": {"tiny": {"preset": "v100-16", "memory": "36 MB"}}, "nodes": ["4*tiny"]}
-    config = {"auto__planner": "search", "auto__budget": 0, "auto__rows": 16}
+    config = {"auto__planner": "search", "auto__steps": 0, "auto__rows": 16}
     init(4, annotate=False, auto__machine=_machine(tmp_path, machine), **config)
     _minimize(width=768)
     found = Graph.get().state_of(SearchResult)
@@ -86,7 +86,7 @@ def test_a_number_of_stages_of_the_user_stays(init, config):  # noqa: F811
         4,
         annotate=False,
         auto__planner="search",
-        auto__budget=0,
+        auto__steps=0,
         auto__machine="4*v100-16",
         pipeline__num_stages=2,
         **config,
@@ -95,7 +95,7 @@ def test_a_number_of_stages_of_the_user_stays(init, config):  # noqa: F811
     trained = _trained_batches(Graph.get().state_of(SearchResult))
     assert {stages for stages, _ in trained} == {2} and (not config or trained == {(2, 4)})
     assert len(transformation.transform().plan.stages) == 2
-    init(4, annotate=False, auto__planner="search", auto__budget=0, auto__machine="4*v100-16", pipeline__num_stages=3)
+    init(4, annotate=False, auto__planner="search", auto__steps=0, auto__machine="4*v100-16", pipeline__num_stages=3)
     with pytest.raises(PlanError, match="pipeline.num_stages is 3, and no candidate of the search has as many"):
         _minimize()
 
@@ -109,7 +109,7 @@ def test_rows_by_speed(init, tmp_path):  # noqa: F811
     assert epl.local_rows(64) == 64
 
 
-@pytest.mark.parametrize("config", [{"auto__balance": "speed"}, {"auto__planner": "search", "auto__budget": 0}])
+@pytest.mark.parametrize("config", [{"auto__balance": "speed"}, {"auto__planner": "search", "auto__steps": 0}])
 def test_a_model_that_is_built_again_is_trained_by_the_same_strategy(init, config):  # noqa: F811
     init(2, annotate=False, auto__machine="2*v100-16", **config)
     used = []
@@ -131,7 +131,7 @@ def test_rows_by_speed_of_equal_devices_are_even(init):  # noqa: F811
 
 
 def test_search_finds_rows_by_speed_too(init, tmp_path):  # noqa: F811
-    config = {"auto__planner": "search", "auto__budget": 0, "auto__balance": "speed", "auto__rows": 4096}
+    config = {"auto__planner": "search", "auto__steps": 0, "auto__balance": "speed", "auto__rows": 4096}
     init(2, annotate=False, auto__machine=_machine(tmp_path, UNEQUAL), **config)
     _minimize(width=2048)
     chosen = Graph.get().state_of(SearchResult).chosen.candidate.strategy
@@ -144,16 +144,16 @@ def test_what_is_asked_wrongly(init):  # noqa: F811
     init(2, annotate=False, auto__balance="speed", auto__auto_parallel=True, pipeline__num_stages=2)
     with pytest.raises(PlanError, match="the rows depend on stages that are found later"):
         _minimize()
-    init(4, annotate=False, auto__planner="search", auto__budget=0, auto__machine="2*v100-16")
+    init(4, annotate=False, auto__planner="search", auto__steps=0, auto__machine="2*v100-16")
     with pytest.raises(PlanError, match=r"room for 0 worker\(s\) of 4 device\(s\)"):
         _minimize()
-    init(4, annotate=False, auto__planner="search", auto__budget=0, auto__machine="2*v100-17")
+    init(4, annotate=False, auto__planner="search", auto__steps=0, auto__machine="2*v100-17")
     with pytest.raises(PlanError, match="v100-16"):
         _minimize()
-    init(2, annotate=False, auto__planner="search", auto__budget=0, auto__plan_file="plan.json")
+    init(2, annotate=False, auto__planner="search", auto__steps=0, auto__plan_file="plan.json")
     with pytest.raises(PlanError, match="Leave one of them out"):
         _minimize()
-    wanted = {"auto__planner": "search", "auto__budget": 0, "auto__balance": "speed", "auto__machine": "2*v100-16"}
+    wanted = {"auto__planner": "search", "auto__steps": 0, "auto__balance": "speed", "auto__machine": "2*v100-16"}
     init(2, annotate=False, auto__rows=1, pipeline__num_stages=1, **wanted)  # 2 stages would do with a row
     with pytest.raises(PlanError, match="A batch of 1 rows cannot be shared out"):
         _minimize()

@@ -12,7 +12,7 @@ from tests.planner.search.test_decision import _minimize, _trained_batches
 
 
 def test_a_batch_that_is_built_in_is_read_as_often(init):  # noqa: F811
-    init(4, annotate=False, auto__planner="search", auto__budget=0, auto__machine="4*v100-16")
+    init(4, annotate=False, auto__planner="search", auto__steps=0, auto__machine="4*v100-16")
     _minimize(rows=8)
     found = Graph.get().state_of(SearchResult)
     assert _trained_batches(found) == {(1, 1), (2, 2), (4, 4)}
@@ -22,7 +22,7 @@ def test_a_batch_that_is_built_in_is_read_as_often(init):  # noqa: F811
 
 def test_a_batch_of_an_iterator_or_of_batch_norm_is_taken_as_it_is(init):  # noqa: F811
     for is_fed in (False, True):
-        init(4, annotate=False, auto__planner="search", auto__budget=0, auto__machine="4*v100-16")
+        init(4, annotate=False, auto__planner="search", auto__steps=0, auto__machine="4*v100-16")
         if is_fed:
             rows = tf.placeholder(tf.float32, [None, 8])
             rows = tf.layers.batch_normalization(rows, training=True)
@@ -36,7 +36,7 @@ def test_a_batch_of_an_iterator_or_of_batch_norm_is_taken_as_it_is(init):  # noq
 
 
 def test_as_many_runs_make_an_update(init):  # noqa: F811
-    config = {"auto__planner": "search", "auto__budget": 0, "auto__machine": "4*v100-16", "auto__rows": 64}
+    config = {"auto__planner": "search", "auto__steps": 0, "auto__machine": "4*v100-16", "auto__rows": 64}
     init(4, annotate=False, **config)
     _minimize()
     trained = _trained_batches(Graph.get().state_of(SearchResult))
@@ -53,7 +53,7 @@ def test_every_worker_keeps_its_part_of_the_rows(init, monkeypatch):  # noqa: F8
     hosts = ["a.invalid:1", "b.invalid:1"]
     cluster = {"cluster": {"worker": hosts}, "task": {"type": "worker", "index": 0}}
     monkeypatch.setenv("TF_CONFIG", json.dumps(cluster))
-    init(2, annotate=False, auto__planner="search", auto__budget=0, auto__machine="2x2*v100-16,eth-25", auto__rows=64)
+    init(2, annotate=False, auto__planner="search", auto__steps=0, auto__machine="2x2*v100-16,eth-25", auto__rows=64)
     x = tf.placeholder(tf.float32, [None, 64])
     hidden = x
     for _ in range(4):
@@ -63,7 +63,7 @@ def test_every_worker_keeps_its_part_of_the_rows(init, monkeypatch):  # noqa: F8
 
 
 def test_scopes_that_read_their_batches_may_save_memory(init):  # noqa: F811
-    init(2, annotate=False, auto__planner="search", auto__budget=0, auto__machine="2*v100-16")
+    init(2, annotate=False, auto__planner="search", auto__steps=0, auto__machine="2*v100-16")
     rows = tf.ones([64, 64])
     for first in (0, 4):
         with epl.replicate(1):

@@ -1,0 +1,45 @@
+"""How long a search may look at what is not always looked at.
+
+    begin    always there    pipelines    |    plans by blocks    what is left of the pipelines    |
+                                         half                                                  auto.budget
+
+With `auto.steps` no clock decides anything: all is looked at, so that the same plan is found. Ctrl-C ends it, too.
+"""
+
+import time
+from typing import List, Optional
+
+
+class SearchTime:
+    """The time of one search.
+
+    Attributes:
+      budget: seconds; None: as long as it takes.
+      interrupted: whether Ctrl-C has ended it.
+      left_out: what there was no time for, in words.
+    """
+
+    def __init__(self, budget: Optional[float]) -> None:
+        """Args: budget: seconds from now on; None: as long as it takes."""
+        self.budget = budget
+        self.interrupted = False
+        self.left_out: List[str] = []
+        self._begin = time.monotonic()
+
+    def left(self, part: float = 1.0) -> float:
+        """The seconds that are left of a part of the budget."""
+        if self.interrupted:
+            return 0.0
+        if self.budget is None:
+            return float("inf")
+        return max(0.0, part * self.budget - (time.monotonic() - self._begin))
+
+    def is_over(self, part: float = 1.0) -> bool:
+        """Whether a part of the budget is used up."""
+        return self.left(part) <= 0.0
+
+    def in_words(self) -> str:
+        """Why it is over; "" if it has no end."""
+        if self.interrupted:
+            return "Ctrl-C ended the search"
+        return "" if self.budget is None else f"auto.budget, {self.budget:g} s, was used up"

@@ -1,0 +1,90 @@
+"""Simulates candidates: those that are always there, then others as long as there is time, the most promising first.
+
+    always    the script as it is; all plans with one block; of the plans with each other number of blocks the most
+              promising
+    then      the others, in the order of their estimated steps, those last that seem to lack memory
+
+What is found has the order of the candidates, so that a choice between equals does not depend on the clock.
+"""
+
+from typing import Callable, Dict, List, Sequence, Tuple
+
+from epl.parallel.plan.strategy import Strategy
+from epl.planner.search import comparison
+from epl.planner.search.candidates import PlanCandidate
+from epl.planner.search.comparison import Compared, PlanOutcome
+from epl.planner.search.search_time import SearchTime
+from epl.utils.errors import EplError
+
+
+class TimedComparison:
+    """Candidates, and what became of them so far."""
+
+    def __init__(
+        self,
+        candidates: Sequence[PlanCandidate],
+        simulate: Callable[[Strategy], PlanOutcome],
+        refuse: Callable[[Strategy], None],
+        estimate: Callable[[Strategy], Tuple[bool, float]],
+    ) -> None:
+        """Takes candidates, the simplest first; refuses some.
+
+        Args:
+          candidates: the first is the script as it is.
+          simulate: what the simulator says of a strategy; an EplError: it cannot be simulated.
+          refuse: raises the EplError of a strategy that is not to be simulated; it takes next to no time.
+          estimate: whether a strategy seems to lack memory, and about how many seconds its step takes.
+        """
+        self._candidates, self._simulate = candidates, simulate
+        self._found: Dict[int, Compared] = {}
+        promise: List[Tuple[bool, float, int]] = []
+        for number, one in enumerate(candidates):
+            try:
+                refuse(one.strategy)
+                promise.append((*estimate(one.strategy), number))
+            except EplError:
+                self._compare(number)
+        self._waiting = [number for _, _, number in sorted(promise)]
+
+    def simulate_always(self) -> None:
+        """Simulates what is always there."""
+        seen = set()
+        for number in self._waiting:
+            blocks = len(self._candidates[number].strategy.blocks)
+            if number == 0 or blocks == 1 or blocks not in seen:
+                self._compare(number)
+            seen.add(blocks)
+
+    def simulate_others(self, search_time: SearchTime, part: float = 1.0, may_stop: bool = False) -> None:
+        """Simulates others until a part of the time is over.
+
+        Args:
+          search_time: of the search.
+          part: of its budget.
+          may_stop: whether Ctrl-C ends the search, with the best so far.
+        """
+        try:
+            for number in self._waiting:
+                if search_time.is_over(part):
+                    return
+                if number not in self._found:
+                    self._compare(number)
+        except KeyboardInterrupt:
+            if not may_stop:
+                raise
+            search_time.interrupted = True
+
+    @property
+    def left(self) -> int:
+        """How many candidates are not simulated yet."""
+        return len(self._candidates) - len(self._found)
+
+    def compared(self, reason: str) -> List[Compared]:
+        """All candidates in their order; those that were not simulated have `reason` as a refusal."""
+        return [
+            self._found.get(number) or Compared(one, None, f"not simulated: {reason}")
+            for number, one in enumerate(self._candidates)
+        ]
+
+    def _compare(self, number: int) -> None:
+        self._found[number] = comparison.compare([self._candidates[number]], self._simulate)[0]
