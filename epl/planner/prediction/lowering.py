@@ -9,6 +9,7 @@ output of an op: it is there from the start of its op to the end of the last op 
 """
 
 from bisect import bisect_right
+from collections import Counter
 from typing import Dict, List, NamedTuple, Optional, Sequence, Set, Tuple
 
 import numpy as np
@@ -144,6 +145,7 @@ class StepLowering:
         self._unchecked: Dict[int, List[_Update]] = {}  # device -> updates that wait for all gradients
         self._gathered: Dict[Tuple[int, int], Buffer] = {}  # (device, gather) while it is held
         self._on_host: Dict[Tuple[int, int], int] = {}  # (device, copy) -> the gather in the host's memory before it
+        self._times_gathered: Dict[Tuple[int, int, int, str], int] = Counter()
         self._for_again: Set[Tuple[int, int]] = set()  # those of them that came for a recomputation
         self._parts: Dict[int, List[_GradientPart]] = {}
         # The passes of most micro batches are equal: by device, whether the micro batch is the first, and the last.
@@ -514,7 +516,9 @@ class StepLowering:
         carried = self._traffic.of_stage("all-gather", number, stage, gather.bytes)
         outputs = [output(gather.bytes, COMMUNICATION)]
         op = self._add_gather(number, stage, gather, what, carried, outputs)
-        self.builder.join(("gather", stage, at, micro_batch, what), op)
+        again = self._times_gathered[device, at, micro_batch, what]  # for each segment that a block has a part of
+        self._times_gathered[device, at, micro_batch, what] += 1
+        self.builder.join(("gather", stage, at, micro_batch, what, again), op)
         self._gathered[device, at] = (op, 0)
 
     def _gather_on_hosts(self, number: int, stage: int, micro_batch: int) -> None:

@@ -6,8 +6,11 @@ import pytest
 import tensorflow.compat.v1 as tf
 
 import epl
+from epl.ir.graph import Graph
 from epl.ops.op_types import COLLECTIVE_OP_TYPES
 from epl.parallel.plan.sections import RecomputeSection, ZeroSection
+from epl.parallel.strategy import record
+from epl.planner.costs.graph_costs import GraphCosts
 from epl.planner.prediction.prediction import predict, prepare
 from tests.parallel.in_process import init  # noqa: F401
 from tests.planner.prediction.recorded_models import (
@@ -19,6 +22,7 @@ from tests.planner.prediction.recorded_models import (
     on_cpus,
     recorded,
 )
+from tests.profiler.estimate.memory_models import Resnet
 
 NAMES_OF_COLLECTIVES = {
     "EplAllGather": "all-gather",
@@ -131,3 +135,13 @@ def has(tf_graph, name):
         return bool(tf_graph.get_operation_by_name(name))
     except KeyError:
         return False
+
+
+def test_weights_of_a_block_that_several_segments_use_come_for_each(init):  # noqa: F811
+    init(2, annotate=False, zero__level="v2", gradient_checkpoint__type="auto")
+    with record.recording():
+        Resnet(blocks=(1, 2, 1, 1), size=32)
+    graph = Graph.of(tf.get_default_graph())
+    costs = GraphCosts.of_recorded(graph, graph.state_of(record.ForwardPass), slots=MOMENTUM)
+    found = predict(record.strategy_of(graph), costs, on_cpus(2), 16)
+    assert sum(one.times for one in found.traffic if one.decision == "weights (ZeRO)") > 0
