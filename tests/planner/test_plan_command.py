@@ -394,8 +394,9 @@ def test_a_plan_that_does_not_fit_is_none(plan, tmp_path):
 
 
 def test_what_cannot_be_simulated_is_planned_all_the_same(plan):
-    unknown = ["--devices", "2", "--set", "offload.level=v0", "--set", "zero.level=v1"]
-    code, out, error = plan(unknown)
-    assert code == 0 and "not simulated: " in out, error
-    code, _, error = plan([*unknown, "--trace", "p.trace"])
+    first = MODEL.format(config="").replace("replicate(1)", "replicate(2)")
+    scopes = HEAD + first.replace("    loss", "with epl.replicate(1):\n    loss") + TRAIN
+    code, out, error = plan(["--devices", "3"], scopes)
+    assert code == 0 and "not simulated: not available yet: the prediction of scopes of epl.replicate" in out, error
+    code, _, error = plan(["--devices", "3", "--trace", "p.trace"], scopes)
     assert code == 1 and "epl-plan: p.trace is not written, as the plan is not simulated: " in error
