@@ -28,7 +28,7 @@ from epl.parallel.split.region import (
     draws_numbers,
     holds_variable,
 )
-from epl.parallel.split.shape_inference import closed_shape, open_shapes, shape_of
+from epl.parallel.split.shape_inference import OpenShape, closed_shape, open_shapes, shape_of
 from epl.parallel.split.step_times import FullOp, OpTensor, step_seconds
 from epl.utils.errors import PlanError
 from epl.utils.source_line import user_line
@@ -117,6 +117,7 @@ class Program:
         half: bool = False,
         ratios: Ratios = lambda op: (),
         whole: Container[tf.Tensor] = (),
+        shapes: Optional[Dict[tf.Tensor, OpenShape]] = None,
     ) -> None:
         """Reads a region.
 
@@ -127,6 +128,7 @@ class Program:
           half: whether all-to-alls send floats as float16.
           ratios: gives the ratios of the TaskGraph of an op.
           whole: tensors from outside that hold no rows of a batch, and are the same on all ranks.
+          shapes: `open_shapes` of the region, if they are known.
         """
         self.ranks = ranks
         self._ratios = ratios
@@ -136,7 +138,7 @@ class Program:
         self._times = times or times_on("cpu")
         self._depends_on_data = Dependence(beside=whole)
         self._depends_on_variables = Dependence(holds_variable)
-        self._shapes = open_shapes(region)
+        self._shapes = open_shapes(region) if shapes is None else shapes
         self._granularities = granularities(region.ops, self._shape)
         self._own: Dict[tf.Tensor, int] = {}  # fixed tensor -> its dimension of one rank's batch size
         self._read()

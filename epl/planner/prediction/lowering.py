@@ -222,12 +222,15 @@ class StepLowering:
             pieces = pieces_of(cuts.gathering if self._gathers_in(micro_batch) else cuts.forward, len(work))
             backward = self._backward_pieces(number, stage, micro_batch)
             kept_bytes = np.where(work.once, 0.0, work.kept) if micro_batch else work.kept
+            ends = [one.piece[1] for one in backward]
             found = []
             for piece, temporary in zip(pieces, work.forward_temporary(pieces)):
                 kept = []
-                for place, other in enumerate(backward):
-                    common = max(piece[0], other.piece[0]), min(piece[1], other.piece[1])
-                    size = work.held_by(kept_bytes, common) if common[0] < common[1] else 0
+                for place in range(bisect_right(ends, piece[0]), len(backward)):
+                    other = backward[place].piece
+                    if other[0] >= piece[1]:
+                        break
+                    size = work.held_by(kept_bytes, (max(piece[0], other[0]), min(piece[1], other[1])))
                     if size:
                         kept.append((place, size))
                 seconds = work.forward_seconds(piece, micro_batch == 0)

@@ -22,6 +22,7 @@ from epl.parallel.split.readers import with_readers
 from epl.parallel.split.region import find_region
 from epl.parallel.split.resharding_paths import Link
 from epl.parallel.split.search import FULL_VARIABLE, Limits, search
+from epl.parallel.split.shape_inference import OpenShape, open_shapes
 from epl.parallel.strategy.record import ForwardPass
 from epl.planner.machine.collective_costs import CollectiveCosts
 from epl.planner.machine.machine import Machine
@@ -53,6 +54,8 @@ class SplitChooser:
         self._full_inputs = find_full_inputs(graph, self._objective)
         self._links = CollectiveCosts(machine)
         self._place = {op.name: place for place, op in enumerate(found.ops)}
+        # The shapes of the last region: that of the whole model is taken for each number of ranks.
+        self._shapes: Tuple[Sequence[tf.Operation], Dict[tf.Tensor, OpenShape]] = ((), {})
         self._programs: Dict[Tuple[FrozenSet[Tuple[int, Ratios]], int], Program] = {}
 
     def choose(
@@ -92,7 +95,10 @@ class SplitChooser:
             }
             half = Env.get().config.communication.fp16
             times = OpTimes(self._machine.devices[0])
-            program = Program(find_region(with_readers(ops)), ranks, times, half, ops.get, self._full_inputs)
+            region = find_region(with_readers(ops))
+            if region.ops != self._shapes[0]:
+                self._shapes = region.ops, open_shapes(region)
+            program = Program(region, ranks, times, half, ops.get, self._full_inputs, self._shapes[1])
             program.train(self._objective)
             while len(self._programs) >= _MOST_PROGRAMS:
                 del self._programs[next(iter(self._programs))]
