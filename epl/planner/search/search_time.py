@@ -26,13 +26,18 @@ class SearchTime:
         self.left_out: List[str] = []
         self._begin = time.monotonic()
 
+    @property
+    def spent(self) -> float:
+        """Seconds so far."""
+        return time.monotonic() - self._begin
+
     def left(self, part: float = 1.0) -> float:
         """The seconds that are left of a part of the budget."""
         if self.interrupted:
             return 0.0
         if self.budget is None:
             return float("inf")
-        return max(0.0, part * self.budget - (time.monotonic() - self._begin))
+        return max(0.0, part * self.budget - self.spent)
 
     def is_over(self, part: float = 1.0) -> bool:
         """Whether a part of the budget is used up."""

@@ -63,12 +63,15 @@ class TimedComparison:
           part: of its budget.
           may_stop: whether Ctrl-C ends the search, with the best so far.
         """
+        longest = 0.0
         try:
             for number in self._waiting:
-                if search_time.is_over(part):
+                if search_time.left(part) <= longest:  # another one may end too late
                     return
                 if number not in self._found:
+                    begin = search_time.spent
                     self._compare(number)
+                    longest = max(longest, search_time.spent - begin)
         except KeyboardInterrupt:
             if not may_stop:
                 raise

@@ -1,8 +1,11 @@
 """Which candidates are simulated, and in which order, when time is short; and how it is estimated what is promising."""
 
+from types import SimpleNamespace
+
 import pytest
 
 from epl.planner.machine.collective_costs import CollectiveCosts
+from epl.planner.search import search_time
 from epl.planner.search.candidate_estimate import CandidateEstimate
 from epl.planner.search.candidates import PlanCandidate
 from epl.planner.search.comparison import PlanOutcome, best
@@ -65,6 +68,22 @@ def test_others_come_in_the_order_of_their_promise_and_none_twice():
     assert len(simulated.order) == len(PLANS) and simulated.found.left == 0
 
 
+def test_none_begins_that_may_end_too_late(monkeypatch):
+    simulated = Simulated()
+    simulated.found.simulate_always()
+    now = [0.0]
+    monkeypatch.setattr(search_time, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    ends, simulate = SearchTime(10.0), simulated.found._simulate
+
+    def four_seconds(one):
+        now[0] += 4.0
+        return simulate(one)
+
+    simulated.found._simulate = four_seconds
+    simulated.found.simulate_others(ends)
+    assert simulated.order[4:] == [4, 5] and now == [8.0]
+
+
 def test_what_is_refused_takes_no_time_and_another_one_stands_for_its_stages():
     simulated = Simulated(others=(3, 6))
     simulated.found.simulate_always()
@@ -75,10 +94,10 @@ def test_what_is_refused_takes_no_time_and_another_one_stands_for_its_stages():
 def test_ctrl_c_ends_the_search_with_the_best_so_far():
     simulated = Simulated(at_interrupt=5)
     simulated.found.simulate_always()
-    search_time = SearchTime(None)
-    simulated.found.simulate_others(search_time, may_stop=True)
-    assert search_time.is_over() and search_time.left() == 0.0 and simulated.found.left == 2
-    assert search_time.in_words() == "Ctrl-C ended the search"
+    endless = SearchTime(None)
+    simulated.found.simulate_others(endless, may_stop=True)
+    assert endless.is_over() and endless.left() == 0.0 and simulated.found.left == 2
+    assert endless.in_words() == "Ctrl-C ended the search"
     assert best(simulated.found.compared("")).candidate.name == "3"
     with pytest.raises(KeyboardInterrupt):
         Simulated(at_interrupt=5).found.simulate_others(SearchTime(None))
