@@ -17,6 +17,7 @@ import numpy as np
 import tensorflow.compat.v1 as tf
 
 import epl
+from tests.planner.recorded_script import recorded_graph, simulated_seconds
 
 STEPS = 5
 OP_SECONDS = 0.05  # for which each op is measured
@@ -142,14 +143,9 @@ def measure(model_name: str, plan_name: str) -> List[float]:
 
 def predict(model_name: str, plan_name: str, folder: str) -> float:
     """The seconds of a simulated step, by measured times of its ops."""
-    from epl.ir.graph import Graph
-    from epl.parallel.strategy import record
-    from epl.planner import main
     from epl.planner.profile.op_process import OpProcess
     from epl.planner.profile.op_profile import MEASURE, OpProfile
     from epl.planner.profile.op_timing import MeasuredDevice
-    from epl.planner.report import simulated_plan
-    from epl.planner.search import planned_model
 
     model, plan = MODELS[model_name], PLANS[plan_name]
     settings = {
@@ -158,22 +154,15 @@ def predict(model_name: str, plan_name: str, folder: str) -> float:
         "auto.rows": str(model.rows),
         "auto.machine": os.path.join(folder, "machine.json"),
     }
-    main._prepare(settings, plan.workers)
     one_thread = OpProcess(MeasuredDevice("/device:CPU:0", 1, 2e9), OP_SECONDS)
-    planned_model.open_profile = lambda mode, cluster, device: OpProfile(
-        MEASURE, device, "one thread", os.path.join(folder, "ops.json"), one_thread
+    times = os.path.join(folder, "ops.json")
+    graph = recorded_graph(
+        settings,
+        plan.workers,
+        lambda device: OpProfile(MEASURE, device, "one thread", times, one_thread),
+        lambda: build(model, plan),
     )
-    with record.recording() as planned:
-        try:
-            build(model, plan)
-            with tf.Session() as session:
-                session.run(tf.global_variables_initializer())
-        except record.Planned:
-            pass
-    graph = Graph.of(planned[0])
-    found = simulated_plan.simulate_plan(graph, record.strategy_of(graph))
-    assert found.prediction is not None, found.refusal
-    return found.prediction.seconds
+    return simulated_seconds(graph)
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ import json
 import os
 import sys
 
+from tests.planner.recorded_script import recorded_graph, simulated_seconds
 from tests.planner.waiting_layers import WaitingPlan, WaitingProfile, build, train
 
 COLOCATED = {"cluster__colocate_split_and_replicate": True}
@@ -89,33 +90,14 @@ def measure(plan, steps=5):
 
 def predict(plan):
     """The seconds of a simulated step, with the given times of the layers."""
-    import tensorflow.compat.v1 as tf
-
-    from epl.ir.graph import Graph
-    from epl.parallel.strategy import record
-    from epl.planner import main
-    from epl.planner.report import simulated_plan
-    from epl.planner.search import planned_model
-
     settings = {
         "cluster.device_type": "cpu",
         "cluster.num_virtual_devices": str(plan.devices),
         "auto.rows": str(plan.rows),
         "auto.machine": f"{plan.workers * plan.devices}*cpu",
     }
-    main._prepare(settings, plan.workers)
-    planned_model.open_profile = lambda mode, cluster, device: WaitingProfile()
-    with record.recording() as planned:
-        try:
-            build(plan)
-            with tf.Session() as session:
-                session.run(tf.global_variables_initializer())
-        except record.Planned:
-            pass
-    graph = Graph.of(planned[0])
-    found = simulated_plan.simulate_plan(graph, record.strategy_of(graph))
-    assert found.prediction is not None, found.refusal
-    return found.prediction.seconds
+    graph = recorded_graph(settings, plan.workers, lambda device: WaitingProfile(), lambda: build(plan))
+    return simulated_seconds(graph)
 
 
 if __name__ == "__main__":

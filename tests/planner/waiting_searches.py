@@ -10,6 +10,7 @@ import os
 import sys
 from typing import Any, Dict, List, NamedTuple, Tuple
 
+from tests.planner.recorded_script import recorded_graph
 from tests.planner.waiting_layers import WaitingPlan, WaitingProfile, build, train
 
 FOUND, ALWAYS = "found", "always"
@@ -66,30 +67,17 @@ SEARCHES = {
 
 def search(name: str, folder: str) -> Dict[str, Tuple[str, float]]:
     """Writes the strategy that is found, and the best of those that are always compared; their names and seconds."""
-    import tensorflow.compat.v1 as tf
-
-    from epl.ir.graph import Graph
     from epl.parallel.plan import strategy as strategies
-    from epl.parallel.strategy import record
-    from epl.planner import main
-    from epl.planner.search import planned_model
     from epl.planner.search.decision import SearchResult
 
     model = SEARCHES[name]
     machine = os.path.join(folder, "machine.json")
     _write_machine(machine, model)
     settings = {"cluster.device_type": "cpu", "cluster.num_virtual_devices": str(model.devices)}
-    main._prepare(settings, len(model.speeds))
-    planned_model.open_profile = lambda mode, cluster, device: WaitingProfile()
     keys: Dict[str, object] = {"auto.planner": "search", "auto.machine": machine, "auto.rows": model.rows}
-    with record.recording() as planned:
-        try:
-            build(model.plan(name, keys))
-            with tf.Session() as session:
-                session.run(tf.global_variables_initializer())
-        except record.Planned:
-            pass
-    result = Graph.of(planned[0]).state_of(SearchResult)
+    plan = model.plan(name, keys)
+    graph = recorded_graph(settings, len(model.speeds), lambda device: WaitingProfile(), lambda: build(plan))
+    result = graph.state_of(SearchResult)
     always = [one for one in result.in_order() if one.fits and _is_always_compared(one.candidate.name)]
     told = {}
     for which, one in ((FOUND, result.chosen), (ALWAYS, always[0])):

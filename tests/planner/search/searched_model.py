@@ -25,7 +25,7 @@ from tests.yardstick import quiet_seconds
 _WORKERS, _DEVICES, _ROWS = 8, 8, 8192
 
 
-def build(layers: int, width: int = 64) -> tf.Tensor:
+def skipping(layers: int, width: int = 64) -> tf.Tensor:
     """Dense layers with a skip connection around each second one: 7.5 ops for each."""
     x = hidden = tf.placeholder(tf.float32, [None, width])
     for number in range(layers):
@@ -45,7 +45,7 @@ def main() -> None:
         f"auto.{key}": int(value), "cluster.device_type": "cpu", "cluster.num_virtual_devices": _DEVICES,
     }  # fmt: skip
     epl.init(epl.Config(config))
-    loss = build(layers)
+    loss = skipping(layers)
     graph = Graph.get(may_create=True)
     scale = quiet_seconds()
     clock = SimpleNamespace(monotonic=lambda: scale * time.process_time())

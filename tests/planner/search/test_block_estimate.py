@@ -14,16 +14,7 @@ from epl.planner.search.block_estimate import BlockEstimate
 from epl.planner.search.block_plans import WAYS, BlockPlan, Way
 from epl.planner.search.decision import SearchResult, find_strategy
 from tests.parallel.in_process import init  # noqa: F401
-
-
-def model(layers=8, width=512):
-    """Dense layers with a skip connection around each second one."""
-    x = hidden = tf.placeholder(tf.float32, [None, width])
-    for number in range(layers):
-        hidden = tf.layers.dense(hidden, width if number % 2 else 2 * width, tf.nn.relu, name=f"layer{number}")
-        if number % 2:
-            x = hidden = hidden + x
-    return tf.reduce_mean(tf.square(hidden))
+from tests.planner.search.searched_model import skipping
 
 
 class Estimated:
@@ -54,7 +45,7 @@ class Estimated:
 
 @pytest.fixture
 def estimated(init, monkeypatch):  # noqa: F811
-    return Estimated(init, monkeypatch, model, "4*v100-16,pcie3", 4, auto__rows=2048)
+    return Estimated(init, monkeypatch, lambda: skipping(8, 512), "4*v100-16,pcie3", 4, auto__rows=2048)
 
 
 def changed(plan, draw):
@@ -78,7 +69,7 @@ def test_estimates_agree_with_the_simulator(estimated):
 def test_shards_that_are_reduced_between_nodes_divide_the_network(init, monkeypatch):  # noqa: F811
     hosts = ["a.invalid:1", "b.invalid:1"]
     monkeypatch.setenv("TF_CONFIG", json.dumps({"cluster": {"worker": hosts}, "task": {"type": "worker", "index": 0}}))
-    found = Estimated(init, monkeypatch, model, "2x4*v100-16,eth-10", 4, auto__rows=2048)
+    found = Estimated(init, monkeypatch, lambda: skipping(8, 512), "2x4*v100-16,eth-10", 4, auto__rows=2048)
     estimate = found.estimate()
     for way in (Way.SPLIT, Way.SMALL):
         plan = BlockPlan((way,) * len(found.plans.blocks), 4)
@@ -113,7 +104,7 @@ def test_plans_that_no_strategy_says_are_refused_and_leave_nothing_half_made(est
 def test_a_large_model_is_walked_by_estimates_and_the_best_is_simulated(init, monkeypatch):  # noqa: F811
     monkeypatch.setattr(decision, "_ESTIMATED", 1)
     init(4, annotate=False, auto__planner="search", auto__machine="4*v100-16,pcie3", auto__rows=64, auto__steps=100)
-    find_strategy(Graph.get(may_create=True), model(), tf.trainable_variables())
+    find_strategy(Graph.get(may_create=True), skipping(8, 512), tf.trainable_variables())
     found = Graph.get().state_of(SearchResult)
     by_rows = next(one for one in found.compared if one.candidate.name == "the script as it is")
     assert found.chosen.fits and found.chosen.outcome.seconds < 0.8 * by_rows.outcome.seconds
@@ -127,7 +118,7 @@ def test_how_many_plans_a_second(init, monkeypatch):  # noqa: F811
     hosts = [f"w{number}.invalid:1" for number in range(8)]
     monkeypatch.setenv("TF_CONFIG", json.dumps({"cluster": {"worker": hosts}, "task": {"type": "worker", "index": 0}}))
     config = {"auto__rows": 8192, "auto__budget": 0}
-    found = Estimated(init, monkeypatch, lambda: model(1333, 64), "8x8*v100-16,eth-100", 8, **config)
+    found = Estimated(init, monkeypatch, lambda: skipping(1333, 64), "8x8*v100-16,eth-100", 8, **config)
     estimate, draw = found.estimate(), random.Random(2)
     rows = (Way.ROWS,) * len(found.plans.blocks)
     for way in (Way.SPLIT, Way.SMALL):
