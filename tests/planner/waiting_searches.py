@@ -96,10 +96,28 @@ def measure(name: str, path: str) -> List[float]:
     from epl.launcher.run import run
 
     os.environ["EPL_CLUSTER_DEVICE_TYPE"] = "cpu"
-    model = SEARCHES[name]._replace(config=())
+    model = _at_speeds(SEARCHES[name], path)._replace(config=())
     plan = model.plan(name, {"auto.plan_file": path})
     told = run(train, plan.workers, plan.devices, args=(plan, STEPS))
     return max([one[0] for one in told if one is not None], key=sum)
+
+
+def _at_speeds(model: WaitingSearch, path: str) -> WaitingSearch:
+    """The model with the seconds that its layers wait by a strategy.
+
+    Worker 0 runs the Python functions of all stages, so that a layer cannot ask for the speed of its worker.
+    """
+    from epl.parallel.plan import strategy as strategies
+
+    if len(model.speeds) == 1:
+        return model
+    with open(path) as file:
+        strategy = strategies.from_json(file.read())
+    stages = {op.name: op.block for op in strategy.ops}  # one worker each
+    layers = [
+        seconds / model.speeds[stages[f"block0_layer{layer}_forward"]] for layer, seconds in enumerate(model.layers)
+    ]
+    return model._replace(layers=tuple(layers), speeds=(1,) * len(model.speeds))
 
 
 def _write_machine(path: str, model: WaitingSearch) -> None:
