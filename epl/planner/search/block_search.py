@@ -27,7 +27,7 @@ _TWICE = 0.3  # part of the steps that make two changes
 _PATIENCE = 5  # rounds without a better plan, after which the search ends
 _CLEARLY = 1e-3  # part of the time by which a plan is better that makes the search go on
 _TOLD = 1.0  # seconds between two messages
-INTERRUPTED = "Ctrl-C"  # why a search ended
+INTERRUPTED = "Ctrl-C ended it"  # why a search ended
 
 
 class SearchLimits(NamedTuple):
@@ -223,13 +223,13 @@ class BlockSearch:
     def _is_over(self, round_steps: int) -> bool:
         limits = self._limits
         if limits.steps is not None and self.steps >= limits.steps:
-            self.ended = f"{limits.steps} steps"
+            self.ended = f"auto.steps is {limits.steps}"
         elif self._is_late():
-            self.ended = f"{limits.seconds:g} s"
+            self.ended = f"its {limits.seconds:.3g} s are over"
         elif len(self._known) >= self._space.size:
             self.ended = "all plans were looked at"
         elif limits.steps is None and self.steps - self._improved > _PATIENCE * round_steps:
-            self.ended = f"nothing better in {self.steps - self._improved} steps"
+            self.ended = f"nothing better came in {self.steps - self._improved} steps"
         return bool(self.ended)
 
     def _tell_best(self) -> None:

@@ -61,7 +61,7 @@ def search_blocks(
     """
     search_time = search_time or SearchTime(None)
     auto = Env.get().config.auto
-    steps = None if auto.steps < 0 or search_time.interrupted else auto.steps
+    steps = None if auto.steps < 0 else auto.steps
     limits = SearchLimits(search_time.left(_WALK), steps, auto.seed)
     space = SearchSpace(
         classes=plans.blocks.classes,
@@ -88,7 +88,7 @@ def search_blocks(
             compared.append(_compared(one.plan.describe(), one.plan, plans, balance, simulate))
             if compared[-1].fits or search_time.is_over():
                 break
-    told = f"{len(space.classes)} blocks: {search.looked_at} plans in {search.steps} steps, until {search.ended}"
+    told = f"{len(space.classes)} blocks: {search.looked_at} plans in {search.steps} steps; {search.ended}"
     logger.info("search: %s", told)
     return BlockResult(tuple(compared), told)
 

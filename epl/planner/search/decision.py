@@ -134,12 +134,12 @@ def _searched(
 
     estimate = CandidateEstimate(model.costs, known.links, model.rows)
     timed = TimedComparison(list(balanced_candidates()), simulate, refuse, estimate)
-    timed.simulate_always()
     leaves_blocks, may_stop = _leaves_blocks(model.strategy), record.is_recording()
+    timed.simulate_always(search_time, may_stop)
     timed.simulate_others(search_time, 0.5 if leaves_blocks else 1.0, may_stop)
     plans_by_blocks: List[Compared] = []
     by_blocks = ""
-    if leaves_blocks:
+    if leaves_blocks and not search_time.interrupted:
         plans = _block_plans(graph, found, ys, model, machine, are_cut)
         is_large = len(model.strategy.ops) >= _ESTIMATED
         searched = search_blocks(
@@ -209,10 +209,11 @@ def _cut_for_devices(
     pipelines: List[PlanCandidate] = []
     late: List[int] = []
     for stages in search.depths() if count in (None, -1) else [count]:
-        if search_time.is_over():
-            late.append(stages)
-        else:
-            pipelines += search.candidates(trains_the_same, [stages])
+        with search_time.may_stop(record.is_recording()):
+            if not search_time.is_over():
+                pipelines += search.candidates(trains_the_same, [stages])
+                continue
+        late.append(stages)
     if late:
         search_time.left_out.append(f"pipelines of {', '.join(map(str, late))} stages that are cut for their devices")
     if by_speed:

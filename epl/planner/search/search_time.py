@@ -6,8 +6,9 @@
 With `auto.steps` no clock decides anything: all is looked at, so that the same plan is found. Ctrl-C ends it, too.
 """
 
+import contextlib
 import time
-from typing import List, Optional
+from typing import Iterator, List, Optional
 
 
 class SearchTime:
@@ -38,6 +39,16 @@ class SearchTime:
         if self.budget is None:
             return float("inf")
         return max(0.0, part * self.budget - self.spent)
+
+    @contextlib.contextmanager
+    def may_stop(self, is_allowed: bool) -> Iterator[None]:
+        """A part of the search that Ctrl-C ends, with the best so far, if that is allowed; else the script ends."""
+        try:
+            yield
+        except KeyboardInterrupt:
+            if not is_allowed:
+                raise
+            self.interrupted = True
 
     def is_over(self, part: float = 1.0) -> bool:
         """Whether a part of the budget is used up."""

@@ -37,6 +37,7 @@ class TimedComparison:
         """
         self._candidates, self._simulate = candidates, simulate
         self._found: Dict[int, Compared] = {}
+        self._longest = 0.0  # seconds of one of the others
         promise: List[Tuple[bool, float, int]] = []
         for number, one in enumerate(candidates):
             try:
@@ -46,14 +47,19 @@ class TimedComparison:
                 self._compare(number)
         self._waiting = [number for _, _, number in sorted(promise)]
 
-    def simulate_always(self) -> None:
-        """Simulates what is always there."""
-        seen = set()
-        for number in self._waiting:
-            blocks = len(self._candidates[number].strategy.blocks)
-            if number == 0 or blocks == 1 or blocks not in seen:
+    def simulate_always(self, search_time: SearchTime, may_stop: bool = False) -> None:
+        """Simulates what is always there, the script as it is first.
+
+        Args:
+          search_time: of the search; its end counts for the others alone.
+          may_stop: whether Ctrl-C ends the search, with the best so far.
+        """
+        for number in self._always():
+            is_one_found = any(one.outcome is not None for one in self._found.values())
+            if is_one_found and search_time.interrupted:
+                return
+            with search_time.may_stop(may_stop and is_one_found):
                 self._compare(number)
-            seen.add(blocks)
 
     def simulate_others(self, search_time: SearchTime, part: float = 1.0, may_stop: bool = False) -> None:
         """Simulates others until a part of the time is over.
@@ -63,19 +69,14 @@ class TimedComparison:
           part: of its budget.
           may_stop: whether Ctrl-C ends the search, with the best so far.
         """
-        longest = 0.0
-        try:
-            for number in self._waiting:
-                if search_time.left(part) <= longest:  # another one may end too late
-                    return
-                if number not in self._found:
-                    begin = search_time.spent
+        for number in self._waiting:
+            if search_time.left(part) <= self._longest:  # another one may end too late
+                return
+            if number not in self._found:
+                begin = search_time.spent
+                with search_time.may_stop(may_stop):
                     self._compare(number)
-                    longest = max(longest, search_time.spent - begin)
-        except KeyboardInterrupt:
-            if not may_stop:
-                raise
-            search_time.interrupted = True
+                self._longest = max(self._longest, search_time.spent - begin)
 
     @property
     def left(self) -> int:
@@ -88,6 +89,15 @@ class TimedComparison:
             self._found.get(number) or Compared(one, None, f"not simulated: {reason}")
             for number, one in enumerate(self._candidates)
         ]
+
+    def _always(self) -> List[int]:
+        seen, found = set(), []
+        for number in self._waiting:
+            blocks = len(self._candidates[number].strategy.blocks)
+            if number == 0 or blocks == 1 or blocks not in seen:
+                found.append(number)
+            seen.add(blocks)
+        return sorted(found, key=lambda number: number != 0)
 
     def _compare(self, number: int) -> None:
         self._found[number] = comparison.compare([self._candidates[number]], self._simulate)[0]

@@ -85,16 +85,16 @@ def test_more_steps_find_no_worse_plan():
 def test_no_time_is_left_for_anything_but_the_candidates():
     costs = HandMade(3, 20)
     found = search(costs, seconds=0.0, starts=[rows(20), BlockPlan((Way.SPLIT,) * 20, 2)])
-    assert costs.calls == 2 and found.steps == 0 and found.ended == "0 s"
+    assert costs.calls == 2 and found.steps == 0 and found.ended == "its 0 s are over"
     costs = HandMade(3, 20)
-    assert search(costs, steps=0).ended == "0 steps" and costs.calls == 1
+    assert search(costs, steps=0).ended == "auto.steps is 0" and costs.calls == 1
 
 
 def test_a_search_ends_when_all_plans_were_looked_at_or_nothing_gets_better():
     small, large = HandMade(4, 3), HandMade(4, 20)
     assert search(small).ended == "all plans were looked at" and small.calls == 8
     found = search(large)
-    assert found.ended.startswith("nothing better in ")
+    assert found.ended.startswith("nothing better came in ")
     assert large.calls < 60_000
 
 
@@ -154,7 +154,7 @@ def test_the_best_so_far_is_told_each_second_and_ctrl_c_gives_it(monkeypatch):
     now = itertools.count()
     monkeypatch.setattr(block_search.time, "monotonic", lambda: next(now) / 10)
     found = search(costs, seconds=50.0, tell=told.append)
-    assert found.ended == "50 s" and 10 < len(told) < 60
+    assert found.ended == "its 50 s are over" and 10 < len(told) < 60
     assert told[-1].startswith("search: ") and "ms: blocks by" in told[-1]
 
     def evaluate(plan):
@@ -167,7 +167,7 @@ def test_the_best_so_far_is_told_each_second_and_ctrl_c_gives_it(monkeypatch):
         found = BlockSearch(costs.space, evaluate, SearchLimits(1e9, None, 0))
         if may_stop:
             found.run([rows(20)], may_stop=may_stop)
-            assert found.ended == "Ctrl-C"
+            assert found.ended == "Ctrl-C ended it"
         else:
             with pytest.raises(KeyboardInterrupt):
                 found.run([rows(20)], may_stop=may_stop)

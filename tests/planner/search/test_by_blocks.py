@@ -59,7 +59,7 @@ def test_wide_layers_are_split_on_slow_links(init, machine):  # noqa: F811
     as_it_is = next(one for one in found.compared if one.candidate.name == "the script as it is")
     assert as_it_is.outcome.seconds > 2 * found.chosen.outcome.seconds
     assert strategies.from_json(strategies.to_json(chosen)) == chosen
-    assert found.by_blocks == "3 blocks: 8 plans in 0 steps, until 0 steps"
+    assert found.by_blocks == "3 blocks: 8 plans in 0 steps; auto.steps is 0"
     section = plans.section(rewritten().plan, SplitSection)
     assert {one.variable for one in section.variables if one.sizes} >= {"wide/kernel", "last/kernel"}
 

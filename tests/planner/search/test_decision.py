@@ -1,5 +1,6 @@
 """What the planner decides for models in a graph: all that is open, or the rows of replicas alone."""
 
+import contextlib
 import json
 
 import numpy as np
@@ -12,8 +13,10 @@ from epl.ir.graph import Graph
 from epl.parallel import transformation
 from epl.parallel.plan import strategy as strategies
 from epl.parallel.plan.strategy import Strategy
+from epl.parallel.strategy import record
 from epl.planner.prediction.layout import decided
 from epl.planner.search.decision import SearchResult
+from epl.planner.search.stage_search import StageSearch
 from epl.utils.errors import PlanError
 from tests.parallel.in_process import init  # noqa: F401
 
@@ -69,6 +72,24 @@ def test_memory_decides_where_it_is_short(init, tmp_path):  # noqa: F811
     init(4, annotate=False, auto__machine=_machine(tmp_path, machine), **config)
     with pytest.raises(PlanError, match="candidates fits the memory of the devices"):
         _minimize(width=768)
+
+
+@pytest.mark.parametrize("is_recording", [True, False])
+def test_ctrl_c_while_stages_are_cut_ends_the_search_alone(init, monkeypatch, is_recording):  # noqa: F811
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(StageSearch, "candidates", interrupted)
+    monkeypatch.setattr(record, "is_recording", lambda: is_recording)
+    init(4, annotate=False, auto__planner="search", auto__machine="4*v100-16", auto__rows=16)
+    with contextlib.ExitStack() if is_recording else pytest.raises(KeyboardInterrupt):
+        _minimize()
+    if is_recording:
+        found = Graph.get().state_of(SearchResult)
+        assert found.chosen.candidate.name == "the script as it is" and found.by_blocks == ""
+        assert found.left_out.endswith(
+            "pipelines of 2, 4 stages that are cut for their devices: not simulated, as Ctrl-C ended the search"
+        )
 
 
 def _trained_batches(found):

@@ -50,7 +50,7 @@ class Simulated:
 
 def test_always_there_are_plans_of_one_block_and_the_most_promising_of_each_number_of_stages():
     simulated = Simulated()
-    simulated.found.simulate_always()
+    simulated.found.simulate_always(SearchTime(0.0))
     assert sorted(simulated.order) == [0, 1, 3, 6]
     simulated.found.simulate_others(SearchTime(0.0))
     found = simulated.found.compared("no time")
@@ -61,7 +61,7 @@ def test_always_there_are_plans_of_one_block_and_the_most_promising_of_each_numb
 
 def test_others_come_in_the_order_of_their_promise_and_none_twice():
     simulated = Simulated()
-    simulated.found.simulate_always()
+    simulated.found.simulate_always(SearchTime(0.0))
     simulated.found.simulate_others(SearchTime(None))
     assert simulated.order[4:] == [4, 5, 2] and len(set(simulated.order)) == len(PLANS)
     simulated.found.simulate_others(SearchTime(None))
@@ -70,7 +70,7 @@ def test_others_come_in_the_order_of_their_promise_and_none_twice():
 
 def test_none_begins_that_may_end_too_late(monkeypatch):
     simulated = Simulated()
-    simulated.found.simulate_always()
+    simulated.found.simulate_always(SearchTime(0.0))
     now = [0.0]
     monkeypatch.setattr(search_time, "time", SimpleNamespace(monotonic=lambda: now[0]))
     ends, simulate = SearchTime(10.0), simulated.found._simulate
@@ -86,14 +86,14 @@ def test_none_begins_that_may_end_too_late(monkeypatch):
 
 def test_what_is_refused_takes_no_time_and_another_one_stands_for_its_stages():
     simulated = Simulated(others=(3, 6))
-    simulated.found.simulate_always()
+    simulated.found.simulate_always(SearchTime(0.0))
     assert sorted(simulated.order) == [0, 1, 4, 5]
     assert [one.refusal for one in simulated.found.compared("")][3] == "other batches"
 
 
 def test_ctrl_c_ends_the_search_with_the_best_so_far():
     simulated = Simulated(at_interrupt=5)
-    simulated.found.simulate_always()
+    simulated.found.simulate_always(SearchTime(0.0))
     endless = SearchTime(None)
     simulated.found.simulate_others(endless, may_stop=True)
     assert endless.is_over() and endless.left() == 0.0 and simulated.found.left == 2
@@ -101,6 +101,18 @@ def test_ctrl_c_ends_the_search_with_the_best_so_far():
     assert best(simulated.found.compared("")).candidate.name == "3"
     with pytest.raises(KeyboardInterrupt):
         Simulated(at_interrupt=5).found.simulate_others(SearchTime(None))
+
+
+def test_ctrl_c_ends_what_is_always_there_once_one_plan_is_known():
+    simulated, endless = Simulated(at_interrupt=3), SearchTime(None)
+    simulated.found.simulate_always(endless, may_stop=True)
+    assert simulated.order == [0, 3] and endless.interrupted
+    simulated.found.simulate_others(endless, may_stop=True)
+    assert simulated.order == [0, 3] and best(simulated.found.compared("")).candidate.name == "0"
+    with pytest.raises(KeyboardInterrupt):
+        Simulated(at_interrupt=0).found.simulate_always(endless, may_stop=True)
+    with pytest.raises(KeyboardInterrupt):
+        Simulated(at_interrupt=3).found.simulate_always(SearchTime(None))
 
 
 def test_the_time_of_a_search_has_parts():
