@@ -23,13 +23,14 @@ from epl.parallel.auto_partition.section import section_of
 from epl.parallel.plan import agreement
 from epl.parallel.plan import strategy as strategies
 from epl.parallel.plan.sections import PartitionSection
+from epl.parallel.plan.stages import stage_devices
 from epl.parallel.plan.strategy import Block, ForwardOp, SplitChoices, Strategy, block_in_words
 from epl.parallel.strategy import forward
 from epl.parallel.strategy.record import blocks_of, marked_block
 from epl.strategies.parallel_strategy import ParallelStrategy
 from epl.strategies.replicate import Replicate
 from epl.strategies.split import Split
-from epl.utils.errors import EplError, PlanError
+from epl.utils.errors import EplError, LayoutError, PlanError
 
 logger = logging.getLogger("epl")
 
@@ -92,6 +93,7 @@ def _use(graph: Graph, ys: Any, strategy: Strategy, source: str) -> None:
     _tell_other_job(strategy, cluster, source)
     _decide_settings(strategy, env.config, source)
     _annotate(graph, view, found, strategy, env.config, source)
+    _refuse_other_devices(graph, strategy, cluster, source)
     graph.keep(Strategy, strategy)
     if any(block.kind == "split" for block in strategy.blocks) or strategy.choices:
         graph.keep(SplitChoices, _split_choices(list(found.values()), strategy))
@@ -144,13 +146,34 @@ def _split_choices(ops: Sequence[ForwardOp], strategy: Strategy) -> SplitChoices
 
 
 def _tell_other_job(strategy: Strategy, cluster: Cluster, source: str) -> None:
-    made_for = strategy.workers, strategy.devices, strategy.device_type
-    own = cluster.worker_num, cluster.gpu_num_per_worker, cluster.device_type
-    if made_for != own and cluster.worker_index == 0:
+    if not _is_made_for(strategy, cluster) and cluster.worker_index == 0:
         logger.warning(
             "The strategy of %s was made for %d worker(s) x %d %s device(s), and the job has %d x %d %s: "
-            "what it decided may not be the best here.", source, *made_for, *own,
+            "what it decided may not be the best here.",
+            source, strategy.workers, strategy.devices, strategy.device_type,
+            cluster.worker_num, cluster.gpu_num_per_worker, cluster.device_type,
         )  # fmt: skip
+
+
+def _is_made_for(strategy: Strategy, cluster: Cluster) -> bool:
+    """Whether a strategy was made for the devices of a job."""
+    made_for = strategy.workers, strategy.devices, strategy.device_type
+    return made_for == (cluster.worker_num, cluster.gpu_num_per_worker, cluster.device_type)
+
+
+def _refuse_other_devices(graph: Graph, strategy: Strategy, cluster: Cluster, source: str) -> None:
+    """Raises PlanError if a strategy that was made for another job does not fit the devices of this one."""
+    if _is_made_for(strategy, cluster):
+        return
+    try:
+        stage_devices(graph.taskgraphs, cluster)
+    except LayoutError:
+        own = f"{cluster.worker_num}x{cluster.gpu_num_per_worker}"
+        raise PlanError(
+            f"The strategy of {source} was made for {strategy.workers}x{strategy.devices} devices (workers x devices "
+            f"of each), and its {len(strategy.blocks)} block(s) do not fit the {own} of the job. Start as many devices "
+            f"as it was made for, or make one for these: epl-plan --devices {own} --save FILE script.py."
+        ) from None
 
 
 def _decide_settings(strategy: Strategy, config: Config, source: str) -> None:

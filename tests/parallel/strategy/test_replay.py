@@ -277,6 +277,15 @@ def test_another_job_is_told(init, tmp_path, caplog):
     assert "was made for 1 worker(s) x 2 CPU device(s), and the job has 1 x 4" in caplog.text
 
 
+def test_a_job_whose_devices_do_not_do_is_refused(init, tmp_path):
+    init(2, annotate=False, **AUTO)
+    path = _saved(tmp_path, _recorded(_model)[0])
+    for devices in (1, 3):
+        init(devices, annotate=False, auto__plan_file=path)
+        with pytest.raises(PlanError, match=rf"made for 1x2 devices .* its 2 block\(s\) do not fit the 1x{devices} of"):
+            _recorded(_model)
+
+
 def test_next_init_forgets_what_a_strategy_decided(init, tmp_path):
     init(2, zero__level="v1")
     path = _saved(tmp_path, _recorded(_model)[0])
