@@ -74,8 +74,8 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
             parser.error(f"--{name} {path}: that is a folder. Name a file in it.")
     settings = _settings(parser, options)
     workers = int(options.devices.partition("x")[0]) if "x" in (options.devices or "") else 1
-    _prepare(settings, workers)
-    return _plan(parser, options, settings, workers)
+    with _imagined_job(settings, workers):
+        return _plan(parser, options, settings, workers)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -193,14 +193,14 @@ def _devices_of(parser: argparse.ArgumentParser, machine: str) -> str:
         parser.error(f"--machine: {error}")
 
 
-def _prepare(settings: Dict[str, str], workers: int) -> None:
-    """Sets the environment for the script, which is worker 0; of the other workers none is there."""
+def _imagined_job(settings: Dict[str, str], workers: int) -> ImaginedJob:
+    """Sets the environment for the script, which is worker 0 of a job; of the other workers none is there."""
     for name, value in settings.items():
         os.environ[env_name(name)] = value
     hosts = [f"worker-{index}.invalid:{_PORT}" for index in range(workers)]
     os.environ["TF_CONFIG"] = json.dumps({"cluster": {"worker": hosts}, "task": {"type": "worker", "index": 0}})
-    ImaginedJob.begin(hosts)
     os.environ["EPL_EXPLAIN"] = "0"  # it is printed here
+    return ImaginedJob.begin(hosts)
 
 
 def _plan(parser: argparse.ArgumentParser, options: argparse.Namespace, settings: Dict[str, str], workers: int) -> int:
@@ -210,7 +210,9 @@ def _plan(parser: argparse.ArgumentParser, options: argparse.Namespace, settings
     from epl.parallel.strategy import record
     from epl.planner.prediction import prediction_trace
     from epl.planner.report import job_report, page, simulated_plan
+    from epl.runtime import hooks
 
+    hooks.install()  # what a script that never calls epl.init would train is not to be trained, either
     ended: BaseException = SystemExit(0)
     with record.recording() as planned, contextlib.redirect_stdout(sys.stderr):
         try:
@@ -264,14 +266,16 @@ def _run_script(path: str, arguments: Sequence[str]) -> None:
 
 def _ended_without_plan(ended: BaseException) -> int:
     """Says how a script ended that has no plan; the exit code."""
+    from epl.env import Env
     from epl.utils.errors import EplError
 
     if isinstance(ended, SystemExit):
         status = "" if ended.code in (None, 0) else f" with status {ended.code!r}"
-        why = f"The script ended{status} and did not train: no gradients of an annotated model were to be run."
+        why = f"The script ended{status} and did not train: no gradients of a model were to be run."
     else:
         traceback.print_exception(type(ended), ended, ended.__traceback__)
-        why = f"no plan: {ended}" if isinstance(ended, EplError) else "The script failed."
+        failed = "The script failed." if Env.get().is_ready else "The script failed before it called epl.init."
+        why = f"no plan: {ended}" if isinstance(ended, EplError) else failed
     sys.stderr.write(f"epl-plan: {why}\n")
     return NO_PLAN if isinstance(ended, EplError) else SCRIPT_FAILED
 

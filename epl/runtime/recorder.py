@@ -22,6 +22,7 @@ from epl.ir.inserted_ops import THE_USER, OpOrigin
 from epl.ir.taskgraph import Phase
 from epl.parallel import features
 from epl.parallel.feature import Apply, ApplyRequest, Feature, GradientsRequest
+from epl.parallel.plan import agreement
 from epl.parallel.plan.stages import stage_devices
 from epl.parallel.plan.strategy import Strategy, strategy_key
 from epl.runtime.dependencies import behind_one_op
@@ -140,6 +141,8 @@ def recorded_apply(original: Callable[..., Any], grads_and_vars: Any, *args: Any
     _refuse_function_body()
     _refuse_unused_strategy()
     graph = _annotated_graph()
+    if graph is None and agreement.is_imagined():
+        _refuse_training_without_plan()
     if graph is None or getattr(_inside, "apply", False):
         return original(grads_and_vars, *args, **kwargs)
     _note_virtual_devices(graph)
@@ -294,6 +297,20 @@ def _refuse_unused_strategy() -> None:
             "of tf.gradients has differentiated it by its variables. Use tf.gradients, or minimize with a tensor, in "
             "place of tf.GradientTape or a function; or leave {} out.".format(key, env.config.get(key), key)
         )
+
+
+def _refuse_training_without_plan() -> None:
+    """`epl-plan` must not train, and stops scripts where EPL would change their model: never, without annotation."""
+    if not Env.get().is_ready:
+        raise PlanError(
+            "The script trains a model and has not called epl.init, so that EPL has no part in it: import epl, and "
+            "call epl.init() before the model is built."
+        )
+    raise PlanError(
+        "The script trains a model without EPL annotation, and the configuration asks for nothing in training: it "
+        "stays plain TensorFlow, and there is nothing to plan. Annotate it, by `with epl.replicate(1):` around the "
+        "model, or let the planner decide: epl-plan --search."
+    )
 
 
 def _refuse_function_body() -> None:

@@ -72,6 +72,7 @@ def test_prints_the_plan_and_saves_the_strategy(plan, tmp_path, capsys):
     assert capsys.readouterr().out == ""  # equal decisions, whatever they came from
 
 
+WITHOUT_INIT = "from epl.env import Env; Env.get().reset()"  # the fixture has called it
 UNANNOTATED = MODEL.replace("with epl.replicate(1):", "if True:")
 
 
@@ -124,6 +125,23 @@ def test_diff_names_decisions_first(plan, capsys):
 def test_scripts_without_a_plan(plan, source, code, message):
     got, _, error = plan(source=source)
     assert got == code and message in error
+
+
+@pytest.mark.parametrize(
+    "model, message",
+    [
+        (UNANNOTATED.format(config=""), "there is nothing to plan"),
+        (UNANNOTATED.replace("epl.init(epl.Config({config}))", WITHOUT_INIT), "EPL has no part in it"),
+    ],
+)
+def test_a_script_that_would_train_without_epl_is_stopped(plan, model, message):
+    code, _, error = plan(source=HEAD + model + TRAIN)
+    assert code == 1 and message in error and "it trains" not in error
+
+
+def test_a_script_that_fails_before_epl_init(plan):
+    code, _, error = plan(source=f"{HEAD}{WITHOUT_INIT}\n1 / 0")
+    assert code == 3 and error.endswith("epl-plan: The script failed before it called epl.init.\n")
 
 
 @pytest.mark.parametrize(
