@@ -15,6 +15,7 @@ from epl.planner.search.block_plans import WAYS, BlockPlan, Way
 from epl.planner.search.decision import SearchResult, find_strategy
 from tests.parallel.in_process import init  # noqa: F401
 from tests.planner.search.searched_model import skipping
+from tests.yardstick import quiet_seconds
 
 
 class Estimated:
@@ -114,7 +115,7 @@ def test_a_large_model_is_walked_by_estimates_and_the_best_is_simulated(init, mo
 @pytest.mark.long
 @pytest.mark.timeout(600)
 def test_how_many_plans_a_second(init, monkeypatch):  # noqa: F811
-    """10,000 ops on 64 devices, and neighbours that change; a CPU that is busy makes some three times fewer."""
+    """10,000 ops on 64 devices, and neighbours that change; seconds are those of the yardstick."""
     hosts = [f"w{number}.invalid:1" for number in range(8)]
     monkeypatch.setenv("TF_CONFIG", json.dumps({"cluster": {"worker": hosts}, "task": {"type": "worker", "index": 0}}))
     config = {"auto__rows": 8192, "auto__budget": 0}
@@ -123,11 +124,12 @@ def test_how_many_plans_a_second(init, monkeypatch):  # noqa: F811
     rows = (Way.ROWS,) * len(found.plans.blocks)
     for way in (Way.SPLIT, Way.SMALL):
         estimate(BlockPlan((way,) * len(rows), 8))
-    begin, count = time.process_time(), 2000
+    scale, count = quiet_seconds(), 2000
+    begin = time.process_time()
     for _ in range(count):
         last = draw.randrange(1, len(rows))
         ways = tuple(draw.choice((Way.SPLIT, Way.SMALL)) for _ in range(last))
         estimate(BlockPlan(rows[last:] + ways, 8))
-    rate = count / (time.process_time() - begin)
+    rate = count / (scale * (time.process_time() - begin))
     print(f"{len(found.model.strategy.ops)} ops: {rate:.0f} plans a second")
-    assert rate > 125
+    assert rate >= 500
