@@ -2,7 +2,7 @@
 
 import os
 import socket
-from typing import TYPE_CHECKING, Any, Dict, List, Optional, Set, Union
+from typing import TYPE_CHECKING, Any, Callable, Dict, List, Optional, Set, Union
 
 import tensorflow.compat.v1 as tf
 
@@ -36,6 +36,7 @@ class Env:
         self.transformed_graphs = 0
         self.cut_graphs = 0
         self.communicators: List[Union[Communicator, SubCommunicators]] = []  # of graphs; each is closed in the end
+        self.endings: List[Callable[[], None]] = []  # of what graphs have begun; the next epl.init calls them
         self._server: Optional[tf.train.Server] = None
         self.process_server: Optional["ProcessServer"] = None  # if a model spans processes
         self.asked_local_rows = False  # since epl.init: the script reads batches of its own sizes
@@ -52,6 +53,9 @@ class Env:
 
     def reset(self) -> None:
         """Forgets graphs, scopes and cluster, as every `epl.init` does; the connection to the other processes stays."""
+        for end in self.endings:
+            end()
+        self.endings = []
         for communicator in self.communicators:
             communicator.close()
         self.communicators = []

@@ -226,6 +226,12 @@ def test_each_of_two_sessions_is_saved(oracle: Oracle, topology: Topology) -> No
     assert oracle.plan(topology, zero.two_sessions, zero__level="v1")[0].results["same"] == [True] * 3
 
 
+def test_the_next_init_ends_what_waits_for_checkpoints(oracle: Oracle) -> None:
+    """It was kept until the script ended: three threads and a connection for each model."""
+    answers = oracle.plan((2, 1), zero.three_models, zero__level="v1")
+    assert [answer.results["threads"] for answer in answers] == [[0], [1]]
+
+
 @pytest.mark.parametrize("config,words", [({"zero__level": "v2", "offload__level": "v0"}, "offload.level")], ids=str)
 def test_what_does_not_go_together_is_refused(oracle: Oracle, config: dict, words: str) -> None:
     (answer,) = oracle.failing_plan((1, 2), zero.train, name="layers", **config)

@@ -16,6 +16,7 @@ save op is fed that number.
 All processes see one file system, as with every TensorFlow checkpoint of several processes.
 """
 
+import atexit
 import json
 import os
 import sys
@@ -71,6 +72,7 @@ class CheckpointParts:
         self._over = False
         self._thread: Optional[threading.Thread] = None
         ScriptEnd.watch()
+        atexit.register(self.leave)
         if self._process:
             self._thread = threading.Thread(target=self._serve, name="epl_checkpoint_parts", daemon=True)
             self._thread.start()
@@ -119,7 +121,10 @@ class CheckpointParts:
             self._tell({"do": "close", "session": session})
 
     def leave(self) -> None:
-        """To be called when the script ends: other workers wait for worker 0 to leave, unless their script failed."""
+        """Ends the connection and the thread; the end of the script calls it, or the next epl.init before.
+
+        Other workers wait for worker 0 to leave, unless their script failed.
+        """
         if self._thread is not None and ScriptEnd.failure() is None:
             wait = self._waiting("has ended its script and waits for worker 0", without_end=True)
             try:
@@ -132,6 +137,7 @@ class CheckpointParts:
             self._over = True
             self._changed.notify_all()
         self._companion.stop()
+        atexit.unregister(self.leave)
 
     # ---- Worker 0.
 

@@ -3,7 +3,6 @@
 `savers.py` changes the ops of Savers, `checkpoint_parts.py` lets other processes write their shards.
 """
 
-import atexit
 from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence
 
 import tensorflow.compat.v1 as tf
@@ -47,7 +46,7 @@ class Checkpoints:
             communication = Env.get().config.communication
             limits = Limits(communication.stall_warning, communication.timeout)
             self._parts = CheckpointParts(_companion(job, sorted(set(groups[0].owners))), held, limits)
-            atexit.register(self._parts.leave)
+            Env.get().endings.append(self._parts.leave)
         parts = self._parts if job.process == 0 else None
         complete_savers(self._graph.tf_graph, slices, self._completed_through, parts)
         self._completed_through = tf_compat.last_op_id(self._graph.tf_graph)

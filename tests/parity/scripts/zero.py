@@ -1,5 +1,6 @@
 """What users train with ZeRO: changed gradients, averages, checkpoints, evaluation before and after minimize."""
 
+import threading
 from typing import Any, Optional, Tuple
 
 import numpy as np
@@ -85,6 +86,13 @@ def train(
             ctx.record(loss=found[0], norm=found[1])
         ctx.record_variables(sess)
         ctx.record(parts=parts(sess))
+
+
+def three_models(ctx: Context, **config: Any) -> None:
+    """Trains models one after the other, and counts the threads that wait to write parts of checkpoints."""
+    for _ in range(3):
+        train(ctx, "layers", **config)
+    ctx.record(threads=sum(one.name == "epl_checkpoint_parts" for one in threading.enumerate()))
 
 
 def around(ctx: Context, **config: Any) -> None:
