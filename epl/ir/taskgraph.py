@@ -15,6 +15,7 @@ TASKGRAPH_ATTR = "_epl_taskgraph"
 PHASE_ATTR = "_epl_phase"
 HOST_ATTR = "_epl_host"  # on the CPU of its process, whichever device its stage runs on
 DEFAULT_ATTR = "_epl_default"  # a PlaceholderWithDefault that is never fed: it hides a static value or shape
+RANK_0_ATTR = "_epl_rank_0"  # of such a placeholder: its value on rank 0, where ranks have different ones
 
 
 class Phase:

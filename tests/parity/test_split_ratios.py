@@ -106,6 +106,7 @@ def test_each_scope_has_its_own(
     _rows(
         ((1, 2), "two_tables", {"clip": 0.1}),
         ((1, 2), "blocks", {"gradient_checkpoint__type": "auto", "dtype": "float64", "tolerance": 1e-12}),
+        ((2, 1), "blocks", {"gradient_checkpoint__type": "auto", "dtype": "float64", "tolerance": 1e-12}),
         ((2, 1), "head", {"optimizer__num_apply_group": 2}),
         ((1, 2), "head", {"averages": True}),
         ((2, 1), "resource_head", {"clip": 0.1}),

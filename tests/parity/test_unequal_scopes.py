@@ -99,6 +99,12 @@ def test_with(oracle: Oracle, topology: Tuple[int, ...], config: Dict[str, Any])
     oracle.check(topology, unequal.train, reference, name="tables", counts=counts, optimizer="adam", **config)
 
 
+def test_processes_with_different_rows_recompute_the_same(oracle: Oracle) -> None:
+    """One has all rows in the second scope, the other none: segments that are found by sizes must be equal."""
+    config = {"gradient_checkpoint__type": "auto"}
+    oracle.check((2, 2, 4), unequal.train, name="tables", counts=(4, 1), **config)
+
+
 @pytest.mark.parametrize("topology", [(1, 2, 2), pytest.param((2, 1, 2), marks=long)], ids=str)
 def test_clipped_by_the_norm_of_all_variables(oracle: Oracle, topology: Tuple[int, ...]) -> None:
     oracle.check(topology, unequal.train, name="tables", counts=(2, 1), clip=0.1)

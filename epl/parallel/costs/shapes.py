@@ -10,7 +10,7 @@ from typing import Collection, Dict, List, Mapping, NamedTuple, Optional, Sequen
 
 import tensorflow.compat.v1 as tf
 
-from epl.ir.taskgraph import DEFAULT_ATTR
+from epl.ir.taskgraph import DEFAULT_ATTR, RANK_0_ATTR
 from epl.ir.view import GraphView
 from epl.utils import tf_compat
 
@@ -53,7 +53,8 @@ def output_types(
       view: of it.
       nodes: the nodes whose outputs are needed.
       fed: name of a tensor -> the shape of the fed value; other placeholders have their defaults. None: nothing is
-        known about feeds, and only placeholders of EPL itself have their defaults.
+        known about feeds, and only placeholders of EPL itself have their defaults. What differs between ranks is that
+        of rank 0 then: all ranks decide the same by these types.
       same_as: node -> a node of `nodes` whose outputs have the same types, and which replaces it as an input.
       copies: node -> the node that it copies; the graph knows more about the shapes of the original.
 
@@ -79,9 +80,7 @@ def output_types(
         copy = graph_def.node.add()
         copy.CopyFrom(view.nodes[node].to_proto())
         if node in defaults:
-            copy.op = "Identity"
-            copy.attr["T"].CopyFrom(copy.attr.pop("dtype"))
-            copy.attr.pop("shape")
+            _show(copy, of_rank_0=fed is None)
         _close(copy, fed or {})
         original = (copies or {}).get(node, node)
         if view.types[node] in _GATHERING and original in types:
@@ -131,6 +130,18 @@ def _inferred(view: GraphView, nodes: Collection[int], graph_def: tf.GraphDef) -
     scratch = tf.Graph()
     tf_compat.import_nodes(scratch, graph_def.SerializeToString(), [view.nodes[i].name for i in nodes], [], [])
     return types_of(scratch, view, nodes)
+
+
+def _show(node: tf.NodeDef, of_rank_0: bool) -> None:
+    """Makes an op with its value of a placeholder with a default: that of this rank, or of rank 0 if it differs."""
+    node.attr.pop("shape")
+    if of_rank_0 and RANK_0_ATTR in node.attr:
+        node.op = "Const"
+        node.attr["value"].CopyFrom(node.attr[RANK_0_ATTR])
+        del node.input[:]
+    else:
+        node.op = "Identity"
+        node.attr["T"].CopyFrom(node.attr.pop("dtype"))
 
 
 def _with_noted(inferred: Sequence[TensorType], noted: Sequence[TensorType]) -> List[TensorType]:

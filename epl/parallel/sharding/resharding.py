@@ -24,7 +24,7 @@ from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Se
 import numpy as np
 import tensorflow.compat.v1 as tf
 
-from epl.ir.taskgraph import DEFAULT_ATTR
+from epl.ir.taskgraph import DEFAULT_ATTR, RANK_0_ATTR
 from epl.ops.communicator import Communicator
 from epl.ops.compression import compress, decompress
 from epl.ops.op_types import COLLECTIVE_OP_TYPES
@@ -130,7 +130,9 @@ class Resharder:
         shape = tf.TensorShape(arrays[0].shape)
         for array in arrays:
             shape = shape.most_specific_compatible_shape(tf.TensorShape(array.shape))
-        return _placeholder(constant, shape)
+        own = _placeholder(constant, shape)
+        tf_compat.set_attr(own.op, RANK_0_ATTR, tf.AttrValue(tensor=tf.make_tensor_proto(arrays[0], dtype)))
+        return own
 
     def hide_size(self, tensor: tf.Tensor, placement: Placement) -> tf.Tensor:
         """The tensor, with an unknown static size of the cut dimension if the size differs between ranks."""

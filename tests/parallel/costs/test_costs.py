@@ -1,5 +1,7 @@
 """The cost model: FLOPs against tf.profiler and formulas, shapes, loops, and estimated time against a profile."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
@@ -7,7 +9,7 @@ import tensorflow.compat.v1 as tf
 from epl.ir.view import GraphView
 from epl.parallel.costs.costs import node_costs
 from epl.parallel.costs.shapes import UNKNOWN_DIMENSION
-from epl.parallel.sharding.resharding import hidden
+from epl.parallel.sharding.resharding import Resharder, hidden
 from epl.profiler import step_stats
 from tests.parallel.partition_models import Cut, cnn, lstm, transformer
 
@@ -140,6 +142,14 @@ def test_sizes_that_are_set_count_beside_an_open_batch():
 def test_a_placeholder_that_only_hides_a_value_counts_with_its_default():
     x = tf.placeholder(tf.float32, [None, 6, 10])
     part = tf.nn.relu(tf.slice(x, [0, 0, 0], hidden(tf.constant([4, 3, 10]), 0)), name="part")
+    view, costs = costs_of(part)
+    assert [one.shape for one in costs.types[view.index["part"]]] == [(4, 3, 10)]
+
+
+def test_what_differs_between_ranks_counts_as_on_rank_0():
+    x = tf.placeholder(tf.float32, [None, 6, 10])
+    resharder = Resharder(SimpleNamespace(world_size=2), 1, "a")
+    part = tf.nn.relu(tf.slice(x, [0, 0, 0], resharder.own([[4, 3, 10], [0, 6, 10]], tf.int32)), name="part")
     view, costs = costs_of(part)
     assert [one.shape for one in costs.types[view.index["part"]]] == [(4, 3, 10)]
 

@@ -16,6 +16,7 @@ from tests.parallel.split.integer_program import SplitCosts, solve
 RANKS = (2, 3, 4, 8)
 CONNECTIONS = (*LINKS.values(), Link(5e-6, 100e9), Link(1e-4, 1e9))
 FULL_VARIABLES = (2.0, FULL_VARIABLE)  # as for speed, and for memory
+_SOLVER = 1e-7  # the part of the objective by which CBC takes two solutions for equal: its tolerance of reduced costs
 
 
 def gap(seed):
@@ -30,7 +31,7 @@ def gap(seed):
     costs = SplitCosts(program, link, full_variable)
     assert costs.decision(found.choices) == pytest.approx(found.seconds, rel=1e-9)  # the same costs
     best = costs.decision(solve(costs, found.seconds))
-    assert best <= found.seconds * (1 + 1e-9)
+    assert best <= found.seconds * (1 + _SOLVER)
     return found.seconds / best - 1
 
 
