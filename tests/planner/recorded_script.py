@@ -23,7 +23,7 @@ def recorded_graph(
     from epl.planner import main
     from epl.planner.search import planned_model
 
-    main._prepare(dict(settings), workers)
+    main._imagined_job(dict(settings), workers)
     planned_model.open_profile = lambda mode, cluster, device: profile(device)
     with record.recording() as planned:
         try:

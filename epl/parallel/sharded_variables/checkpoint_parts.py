@@ -126,7 +126,7 @@ class CheckpointParts:
         Other workers wait for worker 0 to leave, unless their script failed.
         """
         if self._thread is not None and ScriptEnd.failure() is None:
-            wait = self._waiting("has ended its script and waits for worker 0", without_end=True)
+            wait = self._waiting("is done with its model and waits for worker 0", without_end=True)
             try:
                 while self._thread.is_alive():
                     wait.look()
