@@ -169,9 +169,13 @@ class Pool:
     def _end(self, topology: Topology, patience: float = 5.0) -> None:
         self._groups.pop(topology).close(patience)
 
-    def close(self) -> None:
+    def end_groups(self) -> None:
+        """Ends all processes; those that are asked for later start again."""
         for topology in list(self._groups):
             self._end(topology)
+
+    def close(self) -> None:
+        self.end_groups()
         shutil.rmtree(self._directory, ignore_errors=True)
 
 

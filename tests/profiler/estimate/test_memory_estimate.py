@@ -17,6 +17,7 @@ from epl.profiler import memory, step_stats
 from epl.profiler.estimate.report import describe
 from epl.profiler.memory_estimate import MemoryEstimateHook, memory_estimate
 from epl.utils import tf_compat
+from tests.parity.fixtures import without_idle_workers  # noqa: F401
 from tests.profiler.estimate.memory_models import Bert, Lstm, Mlp, Resnet, SplitHead
 
 THREADS = 2
@@ -135,6 +136,7 @@ def test_the_peak_of_a_small_bert_in_parts(init, mode):
 
 @pytest.mark.long
 @pytest.mark.timeout(1800)
+@pytest.mark.usefixtures("without_idle_workers")
 @pytest.mark.parametrize("size", [64, 224])
 @pytest.mark.parametrize("mode", sorted(MODES))
 def test_the_peak_of_resnet_50(init, mode, size):
@@ -146,6 +148,7 @@ def test_the_peak_of_resnet_50(init, mode, size):
 
 @pytest.mark.long
 @pytest.mark.timeout(1800)
+@pytest.mark.usefixtures("without_idle_workers")
 @pytest.mark.parametrize("mode", sorted(MODES))
 def test_the_peak_of_bert_base(init, mode):
     stages = begin(init, mode)
