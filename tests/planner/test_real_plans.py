@@ -3,17 +3,14 @@
 The devices are two cores of this machine, calibrated as devices of one thread; ops are measured each by itself.
 """
 
-import json
 import statistics
-import subprocess
-import sys
 
 import pytest
 import scipy.stats
 
 from epl.planner.calibration.calibrate import calibrate
 from epl.planner.machine import files
-from tests.launcher.conftest import ROOT
+from tests.planner.harness import told
 from tests.planner.real_plans import MODELS, ONE, PLANS
 
 FEWEST_ROUNDS, MOST_ROUNDS = 3, 8
@@ -22,21 +19,12 @@ NOISE = 0.05  # by which the two fastest rounds of a plan may differ: then nothi
 pytestmark = [pytest.mark.long, pytest.mark.timeout(3600)]
 
 
-def told(*arguments):
-    command = [sys.executable, "-m", "tests.planner.real_plans", *arguments]
-    done = subprocess.run(
-        command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, universal_newlines=True, timeout=600
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    return json.loads(done.stdout.splitlines()[-1])
-
-
 def measured_seconds(model):
     """Plan -> seconds of a step, of the fastest round: all plans in turn, until two rounds of each agree."""
     found = {plan: [] for plan in PLANS}
     for count in range(1, MOST_ROUNDS + 1):
         for plan, rounds in found.items():
-            rounds.append(statistics.median(told("measure", model, plan)))
+            rounds.append(statistics.median(told("real_plans", "measure", model, plan, timeout=600)))
         fastest = [sorted(rounds)[:2] for rounds in found.values()]
         if count >= FEWEST_ROUNDS and all(second <= (1 + NOISE) * first for first, second in fastest):
             break
@@ -50,7 +38,7 @@ def table(tmp_path_factory):
     (folder / "machine.json").write_text(files.to_json(calibrate("here", 2, 1)))
     found = {}
     for model in MODELS:
-        simulated = {plan: told("predict", model, plan, str(folder)) for plan in PLANS}
+        simulated = {plan: told("real_plans", "predict", model, plan, str(folder), timeout=600) for plan in PLANS}
         measured = measured_seconds(model)
         found[model] = {plan: (simulated[plan], measured[plan]) for plan in PLANS}
         for plan, (guess, ran) in found[model].items():

@@ -1,25 +1,13 @@
 """Plans that a search finds run as fast as the best of what it always compares, or faster (`waiting_searches.py`)."""
 
-import json
 import statistics
-import subprocess
-import sys
 
 import pytest
 
-from tests.launcher.conftest import ROOT
+from tests.planner.harness import told
 from tests.planner.waiting_searches import ALWAYS, FOUND, SEARCHES
 
 ROUNDS = 2
-
-
-def told(*arguments):
-    command = [sys.executable, "-m", "tests.planner.waiting_searches", *arguments]
-    done = subprocess.run(
-        command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, universal_newlines=True, timeout=250
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    return json.loads(done.stdout.splitlines()[-1])
 
 
 @pytest.mark.long
@@ -27,12 +15,12 @@ def told(*arguments):
 @pytest.mark.parametrize("name", SEARCHES)
 def test_what_is_found_is_as_fast_as_the_best_candidate(tmp_path, name):
     """The two strategies run in turn, and the medians of their steps count."""
-    plans = told("search", name, str(tmp_path))
+    plans = told("waiting_searches", "search", name, str(tmp_path))
     assert plans[FOUND] != plans[ALWAYS]  # or nothing is compared here
     steps = {FOUND: [], ALWAYS: []}
     for _ in range(ROUNDS):
         for which, seconds in steps.items():
-            seconds += told("measure", name, str(tmp_path / f"{which}.json"))
+            seconds += told("waiting_searches", "measure", name, str(tmp_path / f"{which}.json"))
     found, always = statistics.median(steps[FOUND]), statistics.median(steps[ALWAYS])
     for which, seconds in ((FOUND, found), (ALWAYS, always)):
         print(f"{name}, {which}: {plans[which][0]}: simulated {plans[which][1]:.3f} s, ran {seconds:.3f} s")
