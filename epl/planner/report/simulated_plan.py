@@ -19,6 +19,7 @@ from epl.planner.search import capacity, comparison
 from epl.planner.search.decision import SearchResult
 from epl.planner.search.planned_model import PlannedModel, planned_model
 from epl.planner.search.reasons import STAGES, Reason, describe_reason, find_reasons
+from epl.planner.search.search_time import SearchTime
 from epl.profiler.origins import GraphOrigins, find_origins
 from epl.utils.errors import EplError
 
@@ -165,7 +166,7 @@ def _enough_devices(strategy: Strategy, model: PlannedModel, may_stop: bool) -> 
 
     is_rows_set = bool(Env.get().config.auto.rows)
     model = model._replace(strategy=strategy)
-    searched = capacity.find_capacity(model, is_rows_set, find, may_stop)
+    searched = capacity.find_capacity(model, is_rows_set, find, SearchTime(None, may_stop))
     words = capacity.in_words(searched, model.machine)
     return words if searched.enough is not None else f"{words} {_SEARCH}".strip()
 

@@ -27,7 +27,6 @@ _TWICE = 0.3  # part of the steps that make two changes
 _PATIENCE = 5  # rounds without a better plan, after which the search ends
 _CLEARLY = 1e-3  # part of the time by which a plan is better that makes the search go on
 _TOLD = 1.0  # seconds between two messages
-INTERRUPTED = "Ctrl-C ended it"  # why a search ended
 
 
 class SearchLimits(NamedTuple):
@@ -129,25 +128,19 @@ class BlockSearch:
         """The number of different plans that were simulated, or refused."""
         return len(self._known)
 
-    def run(self, candidates: Sequence[BlockPlan], starts: Sequence[BlockPlan] = (), may_stop: bool = False) -> None:
+    def run(self, candidates: Sequence[BlockPlan], starts: Sequence[BlockPlan] = ()) -> None:
         """Looks for better plans.
 
         Args:
           candidates: plans that are looked at in any case.
           starts: plans that are looked at as long as there is time, as is the walk.
-          may_stop: whether Ctrl-C ends the search alone, with the best plan so far.
         """
-        try:
-            for plan in candidates:
+        for plan in candidates:
+            self.look(plan)
+        for plan in starts:
+            if not self._is_late():
                 self.look(plan)
-            for plan in starts:
-                if not self._is_late():
-                    self.look(plan)
-            self._walk()
-        except KeyboardInterrupt:
-            if not may_stop:
-                raise
-            self.ended = INTERRUPTED
+        self._walk()
 
     def best(self, count: int) -> List[Found]:
         """The best plans, the best first; of plans that do not fit, those that lack least."""

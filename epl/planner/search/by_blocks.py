@@ -12,10 +12,9 @@ from typing import Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 from epl.env import Env
 from epl.parallel.plan.strategy import Strategy
-from epl.parallel.strategy import record
 from epl.planner.search import comparison
 from epl.planner.search.block_plans import BlockPlan, BlockPlans, Way, group_sizes
-from epl.planner.search.block_search import INTERRUPTED, BlockSearch, Found, SearchLimits, SearchSpace, rank
+from epl.planner.search.block_search import BlockSearch, Found, SearchLimits, SearchSpace, rank
 from epl.planner.search.candidates import PlanCandidate, is_left_alone
 from epl.planner.search.comparison import Compared, PlanOutcome
 from epl.planner.search.search_time import SearchTime
@@ -76,9 +75,9 @@ def search_blocks(
     search = BlockSearch(space, estimate or simulated, limits, lambda text: logger.info("%s", text))
     uniform, *others = [_uniform(space, group) for group in space.groups]
     starts = [*_two_ways(space), *[plan for plans_of_group in others for plan in plans_of_group]]
-    search.run(uniform, starts, may_stop=record.is_recording())
+    with search_time.until_interrupted():
+        search.run(uniform, starts)
     compared = [_compared(f"uniform split: {plan.describe()}", plan, plans, balance, simulate) for plan in uniform]
-    search_time.interrupted |= search.ended == INTERRUPTED
     best = search.best(_TAKEN if estimate is None else _SIMULATED)
     if estimate is not None:
         known = {plan: one.outcome for plan, one in zip(uniform, compared)}
@@ -88,7 +87,8 @@ def search_blocks(
             compared.append(_compared(one.plan.describe(), one.plan, plans, balance, simulate))
             if compared[-1].fits or search_time.is_over():
                 break
-    told = f"{len(space.classes)} blocks: {search.looked_at} plans in {search.steps} steps; {search.ended}"
+    ended = search_time.in_words() if search_time.interrupted else search.ended
+    told = f"{len(space.classes)} blocks: {search.looked_at} plans in {search.steps} steps; {ended}"
     logger.info("search: %s", told)
     return BlockResult(tuple(compared), told)
 

@@ -19,6 +19,7 @@ from epl.planner.prediction.layout import decided
 from epl.planner.prediction.prediction import predict
 from epl.planner.search.candidates import PlanCandidate
 from epl.planner.search.planned_model import PlannedModel
+from epl.planner.search.search_time import SearchTime
 from epl.planner.search.speed_balance import KEY, with_balance
 from epl.utils.errors import EplError
 
@@ -63,7 +64,7 @@ FindFitting = Callable[[PlannedModel], Optional[str]]
 
 
 def find_capacity(
-    model: PlannedModel, is_rows_set: bool, find: FindFitting, may_stop: bool, most: int = MOST_DEVICES
+    model: PlannedModel, is_rows_set: bool, find: FindFitting, search_time: SearchTime, most: int = MOST_DEVICES
 ) -> CapacitySearch:
     """The fewest devices on which a plan fits.
 
@@ -71,7 +72,7 @@ def find_capacity(
       model: on a machine that is known to be too small.
       is_rows_set: whether the rows of the global batch stay; else those of each device do.
       find: looks for a plan of a larger job.
-      may_stop: whether Ctrl-C ends the search alone, with what it has found so far.
+      search_time: of this search.
       most: devices.
     """
     devices = model.machine.num_devices
@@ -86,22 +87,17 @@ def find_capacity(
         return found[times] is not None
 
     largest = most // devices
-    is_interrupted = False
     if largest > 1:
-        stop = "; Ctrl-C ends this search alone" if may_stop else ""
+        stop = "; Ctrl-C ends this search alone" if search_time.may_stop else ""
         logger.info("search: memory is too small; looking for the fewest devices that would do, up to %d%s", most, stop)
-    try:
+    with search_time.until_interrupted():
         fewest(fits, largest)
-    except KeyboardInterrupt:
-        if not may_stop:
-            raise
-        is_interrupted = True
     fitting = {times: plan for times, plan in found.items() if plan is not None}
     if not fitting:
-        return CapacitySearch(None, is_interrupted)
+        return CapacitySearch(None, search_time.interrupted)
     times = min(fitting)
     rows = repeated(model, times, is_rows_set).rows
-    return CapacitySearch(Capacity(times, times * devices, fitting[times], rows), is_interrupted)
+    return CapacitySearch(Capacity(times, times * devices, fitting[times], rows), search_time.interrupted)
 
 
 def fewest(fits: Callable[[int], bool], largest: int) -> Optional[int]:

@@ -80,7 +80,7 @@ def find_strategy(graph: Graph, ys: Any, xs: Sequence[Any]) -> Strategy:
       PlanError, MachineError: no plan fits, or the machine or the rows are not known.
     """
     auto = Env.get().config.auto
-    search_time = SearchTime(float(auto.budget) if auto.steps < 0 else None)
+    search_time = SearchTime(float(auto.budget) if auto.steps < 0 else None, may_stop=record.is_recording())
     found = record.forward_pass(graph, ys, xs)
     model = planned_model(graph, found, _SLOTS)
     model = model._replace(assumptions=(*model.assumptions, "the optimizer has two slots for each variable, as Adam"))
@@ -134,9 +134,9 @@ def _searched(
 
     estimate = CandidateEstimate(model.costs, known.links, model.rows)
     timed = TimedComparison(list(balanced_candidates()), simulate, refuse, estimate)
-    leaves_blocks, may_stop = _leaves_blocks(model.strategy), record.is_recording()
-    timed.simulate_always(search_time, may_stop)
-    timed.simulate_others(search_time, 0.5 if leaves_blocks else 1.0, may_stop)
+    leaves_blocks = _leaves_blocks(model.strategy)
+    timed.simulate_always(search_time)
+    timed.simulate_others(search_time, 0.5 if leaves_blocks else 1.0)
     plans_by_blocks: List[Compared] = []
     by_blocks = ""
     if leaves_blocks and not search_time.interrupted:
@@ -151,7 +151,7 @@ def _searched(
             search_time,
         )
         plans_by_blocks, by_blocks = list(searched.compared), searched.told
-        timed.simulate_others(search_time, may_stop=may_stop)
+        timed.simulate_others(search_time)
     compared = [*timed.compared(search_time.in_words()), *plans_by_blocks]
     try:
         chosen = comparison.best(compared)
@@ -182,7 +182,7 @@ def _enough_devices(stages_of: StagesOf, model: PlannedModel, are_cut: bool) -> 
         return next((one.name for one in tried if capacity.fits(one.strategy, larger, machine)), None)
 
     is_rows_set = bool(Env.get().config.auto.rows)
-    searched = capacity.find_capacity(model, is_rows_set, find, may_stop=record.is_recording())
+    searched = capacity.find_capacity(model, is_rows_set, find, SearchTime(None, may_stop=record.is_recording()))
     words = capacity.in_words(searched, model.machine)
     is_none = searched.enough is None and not searched.is_interrupted
     return f"By rows or in stages, {words[:1].lower()}{words[1:]}" if words and is_none else words
@@ -209,7 +209,7 @@ def _cut_for_devices(
     pipelines: List[PlanCandidate] = []
     late: List[int] = []
     for stages in search.depths() if count in (None, -1) else [count]:
-        with search_time.may_stop(record.is_recording()):
+        with search_time.until_interrupted():
             if not search_time.is_over():
                 pipelines += search.candidates(trains_the_same, [stages])
                 continue

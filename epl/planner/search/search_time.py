@@ -3,7 +3,8 @@
     begin    always there    pipelines    |    plans by blocks    what is left of the pipelines    |
                                          half                                                  auto.budget
 
-With `auto.steps` no clock decides anything: all is looked at, so that the same plan is found. Ctrl-C ends it, too.
+With `auto.steps` no clock decides anything: all is looked at, so that the same plan is found. Where Ctrl-C
+may end a search, the best so far is taken, and the script goes on.
 """
 
 import contextlib
@@ -16,13 +17,19 @@ class SearchTime:
 
     Attributes:
       budget: seconds; None: as long as it takes.
+      may_stop: whether Ctrl-C ends the search alone, in place of the script.
       interrupted: whether Ctrl-C has ended it.
       left_out: what there was no time for, in words.
     """
 
-    def __init__(self, budget: Optional[float]) -> None:
-        """Args: budget: seconds from now on; None: as long as it takes."""
-        self.budget = budget
+    def __init__(self, budget: Optional[float], may_stop: bool = False) -> None:
+        """Begins now.
+
+        Args:
+          budget: seconds from now on; None: as long as it takes.
+          may_stop: whether Ctrl-C ends the search alone, in place of the script.
+        """
+        self.budget, self.may_stop = budget, may_stop
         self.interrupted = False
         self.left_out: List[str] = []
         self._begin = time.monotonic()
@@ -41,12 +48,12 @@ class SearchTime:
         return max(0.0, part * self.budget - self.spent)
 
     @contextlib.contextmanager
-    def may_stop(self, is_allowed: bool) -> Iterator[None]:
-        """A part of the search that Ctrl-C ends, with the best so far, if that is allowed; else the script ends."""
+    def until_interrupted(self) -> Iterator[None]:
+        """A part of the search that Ctrl-C ends, where it may."""
         try:
             yield
         except KeyboardInterrupt:
-            if not is_allowed:
+            if not self.may_stop:
                 raise
             self.interrupted = True
 

@@ -47,34 +47,32 @@ class TimedComparison:
                 self._compare(number)
         self._waiting = [number for _, _, number in sorted(promise)]
 
-    def simulate_always(self, search_time: SearchTime, may_stop: bool = False) -> None:
+    def simulate_always(self, search_time: SearchTime) -> None:
         """Simulates what is always there, the script as it is first.
 
         Args:
-          search_time: of the search; its end counts for the others alone.
-          may_stop: whether Ctrl-C ends the search, with the best so far.
+          search_time: of the search. Its budget counts for the others alone, and Ctrl-C once a plan is known.
         """
         for number in self._always():
-            is_one_found = any(one.outcome is not None for one in self._found.values())
-            if is_one_found and search_time.interrupted:
-                return
-            with search_time.may_stop(may_stop and is_one_found):
+            if all(one.outcome is None for one in self._found.values()):
                 self._compare(number)
+            elif not search_time.interrupted:
+                with search_time.until_interrupted():
+                    self._compare(number)
 
-    def simulate_others(self, search_time: SearchTime, part: float = 1.0, may_stop: bool = False) -> None:
+    def simulate_others(self, search_time: SearchTime, part: float = 1.0) -> None:
         """Simulates others until a part of the time is over.
 
         Args:
           search_time: of the search.
           part: of its budget.
-          may_stop: whether Ctrl-C ends the search, with the best so far.
         """
         for number in self._waiting:
             if search_time.left(part) <= self._longest:  # another one may end too late
                 return
             if number not in self._found:
                 begin = search_time.spent
-                with search_time.may_stop(may_stop):
+                with search_time.until_interrupted():
                     self._compare(number)
                 self._longest = max(self._longest, search_time.spent - begin)
 

@@ -84,6 +84,20 @@ def test_the_same_seed_and_steps_save_the_same_bytes(init, machine):  # noqa: F8
     assert saved[0] == saved[1]
 
 
+def test_ctrl_c_ends_the_search_of_epl_plan_alone(init, machine, monkeypatch):  # noqa: F811
+    def walk(search):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(by_blocks.BlockSearch, "_walk", walk)
+    init(2, annotate=False, auto__machine=machine, **SEARCH)
+    with record.recording():
+        minimize(width=64)
+    assert result().by_blocks.endswith("plans in 0 steps; Ctrl-C ended the search") and result().chosen.fits
+    init(2, annotate=False, auto__machine=machine, **SEARCH)
+    with pytest.raises(KeyboardInterrupt):
+        minimize(width=64)
+
+
 @pytest.mark.parametrize(
     "devices, config",
     [(1, {}), (2, {"pipeline__num_stages": 2}), (2, {"scope": True})],

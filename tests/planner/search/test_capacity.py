@@ -13,6 +13,7 @@ from epl.planner.search import decision
 from epl.planner.search.candidates import candidates
 from epl.planner.search.capacity import CapacitySearch, fewest, find_capacity, fits, in_words, most_saving, repeated
 from epl.planner.search.planned_model import PlannedModel
+from epl.planner.search.search_time import SearchTime
 from epl.utils.errors import PlanError
 from tests.parallel.in_process import init  # noqa: F401
 from tests.planner.prediction import hand_made
@@ -56,7 +57,7 @@ def test_a_machine_is_repeated_with_a_network_between():
 def test_shards_of_more_devices_fit():
     model = _model(25 << 20, zero__level="v1")
     assert not fits(model.strategy, model, model.machine)
-    searched = find_capacity(model, True, _find, may_stop=False)
+    searched = find_capacity(model, True, _find, SearchTime(None))
     found = searched.enough
     for times in range(2, found.times + 1):
         larger = repeated(model, times, True)
@@ -67,7 +68,7 @@ def test_shards_of_more_devices_fit():
 
 def test_full_copies_fit_on_no_number_of_devices():
     model = _model(18 << 20, auto__balance="5:3")
-    none = find_capacity(model, True, _find, may_stop=False, most=64)
+    none = find_capacity(model, True, _find, SearchTime(None), most=64)
     assert none == CapacitySearch(None)
     assert in_words(none, model.machine, 64) == "No number of such devices up to 64 would do."
     assert in_words(none, model.machine, 3) == ""
@@ -94,12 +95,12 @@ def test_ctrl_c_ends_the_search_alone_and_it_says_what_it_tries(caplog, needed, 
         return "p" if times >= needed else None
 
     with caplog.at_level(logging.INFO, "epl.search.capacity"):
-        found = find_capacity(model, True, find, may_stop=True)
+        found = find_capacity(model, True, find, SearchTime(None, may_stop=True))
     assert in_words(found, model.machine).startswith(words)
     assert caplog.messages[0].endswith("that would do, up to 512; Ctrl-C ends this search alone")
     assert caplog.messages[1] == "search: 4 devices are too few"
     with pytest.raises(KeyboardInterrupt):
-        find_capacity(model, True, find, may_stop=False)
+        find_capacity(model, True, find, SearchTime(None))
 
 
 def test_most_saving_candidates():

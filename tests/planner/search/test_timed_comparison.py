@@ -94,8 +94,8 @@ def test_what_is_refused_takes_no_time_and_another_one_stands_for_its_stages():
 def test_ctrl_c_ends_the_search_with_the_best_so_far():
     simulated = Simulated(at_interrupt=5)
     simulated.found.simulate_always(SearchTime(0.0))
-    endless = SearchTime(None)
-    simulated.found.simulate_others(endless, may_stop=True)
+    endless = SearchTime(None, may_stop=True)
+    simulated.found.simulate_others(endless)
     assert endless.is_over() and endless.left() == 0.0 and simulated.found.left == 2
     assert endless.in_words() == "Ctrl-C ended the search"
     assert best(simulated.found.compared("")).candidate.name == "3"
@@ -104,13 +104,13 @@ def test_ctrl_c_ends_the_search_with_the_best_so_far():
 
 
 def test_ctrl_c_ends_what_is_always_there_once_one_plan_is_known():
-    simulated, endless = Simulated(at_interrupt=3), SearchTime(None)
-    simulated.found.simulate_always(endless, may_stop=True)
+    simulated, endless = Simulated(at_interrupt=3), SearchTime(None, may_stop=True)
+    simulated.found.simulate_always(endless)
     assert simulated.order == [0, 3] and endless.interrupted
-    simulated.found.simulate_others(endless, may_stop=True)
+    simulated.found.simulate_others(endless)
     assert simulated.order == [0, 3] and best(simulated.found.compared("")).candidate.name == "0"
     with pytest.raises(KeyboardInterrupt):
-        Simulated(at_interrupt=0).found.simulate_always(endless, may_stop=True)
+        Simulated(at_interrupt=0).found.simulate_always(endless)
     with pytest.raises(KeyboardInterrupt):
         Simulated(at_interrupt=3).found.simulate_always(SearchTime(None))
 
