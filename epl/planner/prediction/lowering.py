@@ -642,7 +642,8 @@ class StepLowering:
             received = size * exchange.received[one.place]
             waits = self._waits.get(device, ())
             outputs = [output(received, COMMUNICATION)]
-            op = self.builder.add(told, device, carried.seconds, inputs, waits, outputs, 0, carried.pool)
+            seconds = carried.seconds + exchange.transpose_seconds(one.kinds[stage], size)
+            op = self.builder.add(told, device, seconds, inputs, waits, outputs, 0, carried.pool)
             self.builder.join(("split", one.group, at, micro_batch), op)
             self._waits[device] = [op]
             found.append(((op, 0), exchange))

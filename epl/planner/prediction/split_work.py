@@ -5,7 +5,8 @@
     exchanges                before MatMul 1    all-gather of the rows; backward a reduce-scatter
                              after MatMul 2     all-reduce, or a reduce-scatter to the rows
 
-The reshardings are those of `split/resharding_paths.py`, which lower a split for real.
+The reshardings are those of `split/resharding_paths.py`, which lower a split for real. Collectives exchange rows: each
+device transposes what is cut by another dimension, before and after them.
 """
 
 import re
@@ -14,11 +15,15 @@ from typing import Callable, Dict, FrozenSet, List, NamedTuple, Optional, Sequen
 import numpy as np
 import tensorflow.compat.v1 as tf
 
+from epl.parallel.costs.op_times import OpTimes
+from epl.parallel.costs.ops import OpCost
 from epl.parallel.plan.strategy import Strategy
-from epl.parallel.sharding.placements import REPLICATED, Placement, balanced_sizes, shard
+from epl.parallel.sharding.placements import REPLICATED, Placement, balanced_sizes, shard, shares
 from epl.parallel.sharding.rules.registry import TensorInfo
 from epl.parallel.split.program import RESULT, Value
 from epl.parallel.split.resharding_paths import Form, Resharding, collectives, route, wanted_form
+from epl.planner.machine.machine import Device
+from epl.planner.machine.op_kinds import Kind
 from epl.planner.prediction.facts import ModelFacts, Output, source_of
 from epl.utils.errors import PlanError
 
@@ -38,6 +43,8 @@ class SplitExchange(NamedTuple):
       collective: its name.
       source: the tensor.
       fraction: of the bytes of the full tensor, those that its cost is computed with.
+      transposed: of the bytes of the full tensor, those that a device transposes for it.
+      transposes: in so many ops.
       received: by place in the group, the fraction of the full tensor that it leaves there.
     """
 
@@ -47,7 +54,15 @@ class SplitExchange(NamedTuple):
     collective: str
     source: Output
     fraction: float
+    transposed: float
+    transposes: int
     received: Tuple[float, ...]
+
+    def transpose_seconds(self, kind: Device, nbytes: float) -> float:
+        """How long a device transposes the tensor, of so many bytes."""
+        times = OpTimes(kind)
+        moved = OpCost(Kind.REARRANGE, 0.0, 2.0 * self.transposed * nbytes, 0)
+        return self.transposes * times.overhead + times.work_seconds(moved)
 
 
 class SplitWork(NamedTuple):
@@ -145,11 +160,27 @@ def exchanges_of(
         if name and sent:
             # In all algorithms of n ranks, a rank sends (n - 1) / n of what the cost is computed with.
             whole = sent / max(nbytes, 1.0) * ranks / (ranks - 1) / (2.0 if name == "all-reduce" else 1.0)
-            after = (step.source if is_backward else step.target).placement
+            before, after = step.source.placement, step.target.placement
+            if is_backward:
+                before, after = after, before
             received = _fractions(after, ranks) or (1.0,) * ranks
+            transposed, transposes = _transposed(name, before, after, ranks)
             what = f"{facts.ops[source[0]].name}: {step.source.placement.kind} -> {step.target.placement.kind}"
-            found.append(SplitExchange(number, bool(is_backward), what, name, source, whole, received))
+            found.append(
+                SplitExchange(number, bool(is_backward), what, name, source, whole, transposed, transposes, received)
+            )
     return found
+
+
+def _transposed(collective: str, before: Placement, after: Placement, ranks: int) -> Tuple[float, int]:
+    """The fraction of the full tensor that a rank transposes for a collective, and in how many ops: `Resharder`."""
+    cut = [placement for placement in (before, after) if placement.is_shard]
+    share = max(max(shares(placement, ranks)) for placement in cut) if cut else 1.0
+    if collective == "all-to-all":
+        count = 1 if (before.dim, after.dim) == (0, 1) else 3
+        return count * share, count
+    is_by_rows = not cut or cut[0].dim == 0
+    return (0.0, 0) if is_by_rows else (1.0 + share, 2)
 
 
 class _Walk:

@@ -25,7 +25,13 @@ from epl.planner.prediction.facts import Output, source_of
 from epl.planner.prediction.layout import decided
 from epl.planner.prediction.prediction import KnownParts
 from epl.planner.prediction.rank_classes import contention
-from epl.planner.prediction.split_work import exchanges_of, find_split_work, parse_placement, tensor_value
+from epl.planner.prediction.split_work import (
+    SplitExchange,
+    exchanges_of,
+    find_split_work,
+    parse_placement,
+    tensor_value,
+)
 from epl.planner.search.block_plans import BlockPlan, BlockPlans, Way
 from epl.planner.search.comparison import PlanOutcome
 from epl.planner.simulator.model_costs import ModelCosts
@@ -204,9 +210,11 @@ class BlockEstimate:
             seconds += self._links.cost("all-reduce", holders, held).seconds * self._sharing(plan.group)[1]
         return seconds
 
-    def _exchange(self, collective: str, group: int, nbytes: float) -> float:
-        """Seconds of a collective of each group, all at the same time."""
-        return self._links.cost(collective, range(group), nbytes).seconds * self._sharing(group)[0]
+    def _exchange(self, exchange: SplitExchange, group: int, nbytes: float) -> float:
+        """Seconds of the exchange of a tensor of so many bytes in each group, all at the same time."""
+        collective = self._links.cost(exchange.collective, range(group), nbytes * exchange.fraction).seconds
+        transposing = max(exchange.transpose_seconds(kind, nbytes) for kind in self._machine.devices)
+        return collective * self._sharing(group)[0] + transposing
 
     def _sharing(self, group: int) -> Tuple[int, int]:
         """How many groups, and how many rings of the holders of one shard, divide the busiest link."""
@@ -268,8 +276,7 @@ class BlockEstimate:
         inside = np.zeros([2, self._count])
         for one in found.exchanges:
             if self._of_op[one.at] == self._of_op[one.source[0]]:
-                size = self._costs.exchanged_bytes(rows, *one.source) * one.fraction
-                seconds = self._exchange(one.collective, group, size)
+                seconds = self._exchange(one, group, self._costs.exchanged_bytes(rows, *one.source))
                 inside[int(one.is_backward), self._of_op[one.at]] += seconds
         places = [(rows, work, held, found.of_group) for work, held in zip(found.work, found.held)]
         return self._summed(places, found.variables, inside, group)
@@ -337,7 +344,7 @@ class BlockEstimate:
                 return _NEVER, _NEVER
             for step in path:
                 for one in exchanges_of(self._facts, number, source, value, step, size, group):
-                    seconds[int(one.is_backward)] += self._exchange(one.collective, group, size * one.fraction)
+                    seconds[int(one.is_backward)] += self._exchange(one, group, size)
         return seconds[0], seconds[1]
 
     def _given(self, source: Output, way: str, group: int) -> Placement:

@@ -5,7 +5,7 @@ import pytest
 from epl.planner.prediction.prediction import predict, predicted, prepare
 from epl.planner.prediction.split_work import parse_placement
 from epl.utils.errors import NotAvailableError, PlanError
-from tests.planner.prediction.hand_made import HandCosts, Layer, machine, replicate, split, strategy
+from tests.planner.prediction.hand_made import HandCosts, Layer, device, machine, replicate, split, strategy
 
 # x (op 0), then w, w/read, MatMul for each layer: ops 3 and 6.
 COLUMNS = "full, shard(1: 4+4) -> shard(1: 4+4)"
@@ -40,6 +40,18 @@ def test_columns_then_rows_exchange_once_in_each_direction():
     assert found.seconds == pytest.approx(compute + exchanges)
     assert found.devices[0].memory.by_role["weights"] == 800
     assert not [one for one in found.traffic if one.decision.startswith("gradients")]
+
+
+def test_what_is_cut_by_columns_is_transposed_for_its_exchange():
+    costs = two_layers()
+    planned = strategy(costs, devices=2, blocks=[split(2)], choices={3: COLUMNS, 6: COLUMNS})
+    kinds = device("a"), device("a", bandwidth=6.0, overhead=0.25)  # a transpose moves 2 B/s
+    before, after = [predict(planned, costs, machine(devices=[one], bandwidth=1e30), 4).seconds for one in kinds]
+    # 64 B to the second layer: half of them before the all-gather, all after it; the reverse for their gradients. 32 B
+    # of its result to the rows: half of them in each of 3 ops, and in one for their gradients.
+    transposed = 2 * 1.5 * 64 + (3 + 1) * 32 / 2
+    updates = 2 * (3 * 400 / 6.0 + 0.25)
+    assert after - before == pytest.approx(2 * transposed / 2.0 + 0.25 * (2 + 2 + 3 + 1) + updates)
 
 
 def test_a_replicated_input_is_entered_and_a_replicated_result_summed():
