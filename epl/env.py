@@ -2,14 +2,13 @@
 
 import os
 import socket
-from typing import TYPE_CHECKING, Any, Callable, Dict, List, Optional, Set, Union
+import weakref
+from typing import TYPE_CHECKING, Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Set
 
 import tensorflow.compat.v1 as tf
 
 from epl.config.config import Config
 from epl.ir.graph import Graph
-from epl.ops.communicator import Communicator
-from epl.ops.communicator_groups import SubCommunicators
 from epl.ops.job import Announcement, Job
 from epl.utils import tf_server
 
@@ -19,6 +18,14 @@ if TYPE_CHECKING:  # `epl.init` makes them and hands them in
     from epl.parallel.strategy.replay import FindStrategy
     from epl.runtime.server import ProcessServer
     from epl.strategies.context import StrategyContext
+
+
+class Held(NamedTuple):
+    """What is kept for a tf.Graph: see `Env.hold`."""
+
+    tf_graph: "weakref.ref[tf.Graph]"
+    what: object
+    end: Callable[[], None]
 
 
 class Env:
@@ -35,8 +42,7 @@ class Env:
         self._said: Set[str] = set()
         self.transformed_graphs = 0
         self.cut_graphs = 0
-        self.communicators: List[Union[Communicator, SubCommunicators]] = []  # of graphs; each is closed in the end
-        self.endings: List[Callable[[], None]] = []  # of what graphs have begun; the next epl.init calls them
+        self._held: List[Held] = []
         self._server: Optional[tf.train.Server] = None
         self.process_server: Optional["ProcessServer"] = None  # if a model spans processes
         self.asked_local_rows = False  # since epl.init: the script reads batches of its own sizes
@@ -53,12 +59,7 @@ class Env:
 
     def reset(self) -> None:
         """Forgets graphs, scopes and cluster, as every `epl.init` does; the connection to the other processes stays."""
-        for end in self.endings:
-            end()
-        self.endings = []
-        for communicator in self.communicators:
-            communicator.close()
-        self.communicators = []
+        self._end(self._held)
         Graph.forget_all()
         self.config = Config()
         self.cluster = None
@@ -114,6 +115,30 @@ class Env:
         is_first = what not in self._said
         self._said.add(what)
         return is_first
+
+    def hold(self, tf_graph: tf.Graph, what: object, end: Callable[[], None]) -> None:
+        """Keeps what a tf.Graph needs: until a model is planned after the tf.Graph is gone, or until `reset`.
+
+        Args:
+          tf_graph: that needs it.
+          what: a communicator, for example, which does not refer to the tf.Graph.
+          end: ends it.
+        """
+        self._held.append(Held(weakref.ref(tf_graph), what, end))
+
+    @property
+    def held(self) -> List[object]:
+        """What is kept for graphs."""
+        return [one.what for one in self._held]
+
+    def end_unused(self) -> None:
+        """Ends what is kept for graphs that are gone; no session of another process may need it any more."""
+        self._end([one for one in self._held if one.tf_graph() is None])
+
+    def _end(self, held: Sequence["Held"]) -> None:
+        for one in list(held):
+            self._held.remove(one)
+            one.end()
 
     def new_graph_name(self) -> str:
         """A name for the communicators of the next planned graph: the same in every process, used once."""

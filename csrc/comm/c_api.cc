@@ -30,7 +30,7 @@ struct Registry {
   std::mutex mutex;
   std::map<std::string, epl_communicator*> by_name;
   // Closed communicators and stopped jobs. A kernel may hold one and submit to it while the process ends; it is told
-  // that it is closed. They are small, and few.
+  // that it is closed. They are small, and hold no file and no thread.
   std::vector<epl_communicator*> closed;
   std::vector<epl_job*> stopped;
 };

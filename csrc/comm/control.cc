@@ -46,7 +46,7 @@ ControlPlane::~ControlPlane() {
   stop_ = true;
   Wake();
   if (thread_.joinable()) thread_.join();
-  close(wake_fd_);
+  if (wake_fd_ >= 0) close(wake_fd_);
 }
 
 void ControlPlane::Wake() {
@@ -184,6 +184,9 @@ void ControlPlane::Leave() {
   stop_ = true;
   Wake();
   if (thread_.joinable()) thread_.join();
+  std::lock_guard<std::mutex> lock(mutex_);  // Send may come later
+  close(wake_fd_);
+  wake_fd_ = -1;
 }
 
 }  // namespace epl

@@ -40,6 +40,8 @@ if TYPE_CHECKING:
     from epl.strategies.parallel_strategy import ParallelStrategy
 
 _State = TypeVar("_State")
+# The attribute of a tf.Graph that has its record: this has tensors, which have the tf.Graph, so that both end together.
+_RECORD = "_epl_graph"
 _OF_SHARDS = OpOrigin("sharded variables", "shards")  # where no feature says more
 
 
@@ -122,7 +124,7 @@ class Graph:
     features decide lies in classes of their own, which `keep` attaches.
     """
 
-    _registry = weakref.WeakKeyDictionary()  # type: ignore  # filled and emptied by Env alone
+    _tf_graphs = weakref.WeakKeyDictionary()  # type: ignore  # those with a record -> None; Env alone empties it
     _changed = weakref.WeakSet()  # type: ignore  # forgotten tf.Graphs that have ops of a plan
 
     def __init__(self, tf_graph: tf.Graph) -> None:
@@ -176,24 +178,27 @@ class Graph:
     @classmethod
     def of(cls, tf_graph: tf.Graph, may_create: bool = False) -> Optional["Graph"]:
         """The Graph of `tf_graph`, or None; with `may_create` it is created."""
-        graph = cls._registry.get(tf_graph)
+        graph: Optional[Graph] = getattr(tf_graph, _RECORD, None)
         if graph is None and may_create:
-            graph = cls._registry[tf_graph] = cls(tf_graph)
+            graph = cls(tf_graph)
+            setattr(tf_graph, _RECORD, graph)
+            cls._tf_graphs[tf_graph] = None
         return graph
 
     @classmethod
     def all(cls) -> List["Graph"]:
         """The Graphs that are alive."""
-        return list(cls._registry.values())
+        return [getattr(tf_graph, _RECORD) for tf_graph in list(cls._tf_graphs)]
 
     @classmethod
     def forget_all(cls) -> None:
         """Drops the records of all graphs (for another `epl.init`)."""
-        for tf_graph, graph in list(cls._registry.items()):
+        for tf_graph in list(cls._tf_graphs):
             tf_compat.set_attr_scope(tf_graph, TASKGRAPH_ATTR, None)
-            if graph.has_ops_of_plan:
+            if getattr(tf_graph, _RECORD).has_ops_of_plan:
                 cls._changed.add(tf_graph)
-        cls._registry.clear()
+            delattr(tf_graph, _RECORD)
+        cls._tf_graphs.clear()
 
     def state_of(self, kind: Type[_State]) -> Optional[_State]:
         """The state that a feature keeps of this graph, by its class; None if there is none."""

@@ -63,6 +63,7 @@ class Service:
         self._failure: Optional[str] = None
         self._failed = threading.Event()
         self._over = False
+        self._forgotten: List[str] = []  # communicators that serving processes still have
         self._rounds = threading.Lock()
         threading.Thread(target=self._watch, name="epl_service_watch", daemon=True).start()
 
@@ -99,13 +100,24 @@ class Service:
     def open(self, communicators: Sequence[CommunicatorSpec]) -> None:
         """Opens communicators, in this order, in every process that owns a rank; all constructors make the same call.
 
+        Serving processes end first what a constructor has forgotten.
+
         Raises:
             JobError: a process has failed, or the constructors differ.
         """
         specs = [[spec.name, list(spec.rank_process), spec.transport] for spec in communicators]
-        self._agree({"do": "open", "communicators": specs})
+        forgotten, self._forgotten = self._forgotten, []
+        self._agree({"do": "open", "communicators": specs, "forgotten": forgotten})
         self._open(specs)
         self._agree({"do": "opened"})
+
+    def forget(self, names: Sequence[str]) -> None:
+        """Ends communicators that no session of this constructor needs any more: here, and where they are served.
+
+        A collective needs all processes, so that other constructors cannot use them either.
+        """
+        self._end(names)
+        self._forgotten += names
 
     def end_generation(self, reason: str, generation: int) -> None:
         """`Job.end_generation` in every process; all constructors call it, as their common step has failed.
@@ -153,8 +165,11 @@ class Service:
             JobError: a process has failed; the message names it and the cause.
         """
         while True:
-            message = next(message for message in self._round({"do": "serve"}) if message["do"] != "serve")
+            messages = [message for message in self._round({"do": "serve"}) if message["do"] != "serve"]
+            message = messages[0]
             if message["do"] == "open":
+                for one in messages:
+                    self._end(one["forgotten"])
                 self._open(message["communicators"])
                 self._round({"do": "opened"})
             elif message["do"] == "end step":
@@ -184,6 +199,10 @@ class Service:
         for name, rank_process, transport in specs:
             if self._job.process in rank_process and len(rank_process) > 1:
                 self._job.create_communicator(name, rank_process, transport)
+
+    def _end(self, names: Sequence[str]) -> None:
+        for name in names:
+            self._job.destroy_communicator(name)
 
     def _agree(self, mine: Message, look: Optional[Any] = None) -> List[Message]:
         """A round of a constructor; fails if another constructor gives something else."""

@@ -196,6 +196,7 @@ def transform(tf_graph: Optional[tf.Graph] = None) -> Optional[TransformReport]:
             told = graph.state_of(ToldByWorkers) or ToldByWorkers()
             of_worker_0 = agreement.of_worker_0(plan, "checkpoints", told.own)
             graph.keep(ToldByWorkers, told._replace(of_worker_0=of_worker_0))
+            env.end_unused()
             if rewrite.spans_processes:
                 _open_communicators(rewrite)
             with _changing(graph, rewrite):
@@ -254,7 +255,7 @@ def _open_communicators(rewrite: RewriteContext) -> None:
     if server is None:
         agreement.refuse_local_session()
     sharded = rewrite.sharded
-    server.open(all_communicators(rewrite.plan) + ([] if sharded is None else sharded.unopened))
+    server.open(rewrite.tf_graph, all_communicators(rewrite.plan) + ([] if sharded is None else sharded.unopened))
 
 
 def _fingerprint(rewrite: RewriteContext) -> Dict[str, str]:

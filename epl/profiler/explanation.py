@@ -252,10 +252,10 @@ def _collectives(run: PreparedRun, rewrite: RewriteContext, nodes: Sequence[int]
 def _ranks_by_communicator(rewrite: RewriteContext) -> Dict[str, int]:
     """Name of a communicator -> the number of its ranks."""
     specs = all_communicators(rewrite.plan) + ([] if rewrite.sharded is None else rewrite.sharded.unopened)
-    opened = Env.get().communicators
-    specs += [spec for one in opened if isinstance(one, SubCommunicators) for spec in one.specs()]
+    held = Env.get().held
+    specs += [spec for one in held if isinstance(one, SubCommunicators) for spec in one.specs()]
     found = {spec.name: len(spec.rank_process) for spec in specs}
-    found.update((one.name, one.world_size) for one in opened if isinstance(one, Communicator))
+    found.update((one.name, one.world_size) for one in held if isinstance(one, Communicator))
     return found
 
 

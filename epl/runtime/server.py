@@ -211,9 +211,11 @@ class ProcessServer:
                 workers.tasks[worker] = self._addresses[worker]
         return proto
 
-    def open(self, communicators: Sequence[CommunicatorSpec]) -> None:
-        """Opens communicators in the processes that own their ranks, serving ones too; see `Service.open`."""
+    def open(self, tf_graph: tf.Graph, communicators: Sequence[CommunicatorSpec]) -> None:
+        """Opens communicators of a graph in all processes that own a rank, serving ones too; see `Service.open`."""
         self._service.open(communicators)
+        names = [spec.name for spec in communicators]
+        Env.get().hold(tf_graph, communicators, lambda: self._service.forget(names))
 
     def serve(self) -> NoReturn:
         """Serves until the constructors have finished; then the script ends with exit code 0.

@@ -71,6 +71,12 @@ def test_a_serving_process_opens_communicators_in_which_it_owns_ranks(tmp_path):
     assert ended[1][1] == "dict_keys(['a', 'b'])\nover\n"
 
 
+def test_a_serving_process_ends_communicators_that_a_constructor_has_forgotten(tmp_path):
+    opened = [f"service.open([CommunicatorSpec('{name}', (0, 1))])" for name in "ab"]
+    ended = serve(tmp_path, f"{opened[0]}; service.forget(['a']); print(*job._communicators); {opened[1]}")
+    assert [out for _, out, _ in ended] == ["\nover\n", "dict_keys(['b'])\nover\n"], ended
+
+
 def test_a_serving_process_ends_steps(tmp_path):
     constructor = "service.end_generation('no data', job.generation); print(job.generation)"
     ended = serve(tmp_path, constructor, show="job.generation")

@@ -232,6 +232,16 @@ def test_the_next_init_ends_what_waits_for_checkpoints(oracle: Oracle) -> None:
     assert [answer.results["threads"] for answer in answers] == [[0], [1]]
 
 
+@pytest.mark.parametrize("level", ["", "v1"])
+def test_what_a_graph_needs_ends_with_it(oracle: Oracle, level: str) -> None:
+    """An Estimator that trains in rounds kept each round's graph, connections and threads until the script ended."""
+    answers = oracle.plan((2, 1), zero.graphs_in_turn, zero__level=level)
+    for answer in answers:
+        (first, second, third) = answer.results["held"][0]
+        assert answer.results["graphs"] == [0] and first == second == third > 0
+    assert [answer.results["threads"] for answer in answers] == ([[0], [1]] if level else [[0], [0]])
+
+
 @pytest.mark.parametrize("config,words", [({"zero__level": "v2", "offload__level": "v0"}, "offload.level")], ids=str)
 def test_what_does_not_go_together_is_refused(oracle: Oracle, config: dict, words: str) -> None:
     (answer,) = oracle.failing_plan((1, 2), zero.train, name="layers", **config)

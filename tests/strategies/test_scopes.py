@@ -2,11 +2,13 @@
 
 import gc
 import threading
+import weakref
 
 import pytest
 import tensorflow.compat.v1 as tf
 
 import epl
+from epl.env import Env
 from epl.ir.graph import Graph
 from epl.ir.taskgraph import TASKGRAPH_ATTR
 from epl.utils.errors import NestingError
@@ -313,6 +315,23 @@ def test_a_graph_that_is_made_and_dropped_in_a_scope_does_not_outlive_it(init):
         del other
         gc.collect()
     assert taskgraph(inside) == [0]
+
+
+def test_a_trained_graph_ends_with_its_last_reference(init):
+    init(annotate=False)
+    with tf.Graph().as_default() as other:
+        with epl.replicate(1):
+            loss = tf.square(tf.get_variable("w", []))
+        train = tf.train.MomentumOptimizer(0.1, 0.9).minimize(loss)
+        with tf.Session() as session:
+            session.run(tf.global_variables_initializer())
+            session.run(train)
+    ended, held = weakref.ref(other), len(Env.get().held)
+    del other, loss, train, session
+    gc.collect()
+    assert ended() is None and Env.get().epl_graphs == [] and held
+    Env.get().end_unused()
+    assert Env.get().held == []
 
 
 def test_threads_have_scopes_of_their_own(init):

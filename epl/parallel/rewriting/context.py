@@ -339,7 +339,7 @@ class RewriteContext:
             if not holders.opened:
                 holders.open(self.cluster.worker_index)
             self.holders[name] = holders
-            Env.get().communicators.append(holders)
+            Env.get().hold(self.tf_graph, holders, holders.close)
         return self.holders[name]
 
     def sub_communicators(self, name: str) -> Optional[SubCommunicators]:
@@ -356,10 +356,9 @@ class RewriteContext:
 
     def _open(self, name: str, owners: Sequence[int]) -> Communicator:
         if name not in self.communicators:
-            self.communicators[name] = Communicator(
-                name, owners, transport_of(self.plan, name), opened=self.spans_processes
-            )
-            Env.get().communicators.append(self.communicators[name])
+            opened = Communicator(name, owners, transport_of(self.plan, name), opened=self.spans_processes)
+            self.communicators[name] = opened
+            Env.get().hold(self.tf_graph, opened, opened.close)
         return self.communicators[name]
 
     def operation(self, name: str) -> tf.Operation:

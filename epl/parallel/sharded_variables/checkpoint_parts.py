@@ -22,6 +22,7 @@ import os
 import sys
 import threading
 import time
+import weakref
 from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Set, Tuple
 
 import numpy as np
@@ -68,7 +69,8 @@ class CheckpointParts:
         self._begun = 0
         self._steps = 0
         self._closed_first: Set[int] = set()  # sessions that worker 0 has closed
-        self._session: Optional[tf.Tensor] = None  # the number of the session that saves
+        # The number of the session that saves. The tensor has its graph, which ends these parts when it is gone.
+        self._session: Callable[[], Optional[tf.Tensor]] = lambda: None
         self._over = False
         self._thread: Optional[threading.Thread] = None
         ScriptEnd.watch()
@@ -93,7 +95,8 @@ class CheckpointParts:
 
     def feeds(self, session: int) -> Dict[tf.Tensor, np.ndarray]:
         """Further feeds for a run of a session."""
-        return {} if self._session is None or not session else {self._session: np.asarray(session, np.int32)}
+        tensor = self._session()
+        return {} if tensor is None or not session else {tensor: np.asarray(session, np.int32)}
 
     def step_done(self) -> None:
         """Notes that a step of all processes has ended in this one."""
@@ -121,18 +124,22 @@ class CheckpointParts:
             self._tell({"do": "close", "session": session})
 
     def leave(self) -> None:
-        """Ends the connection and the thread; the end of the script calls it, or the next epl.init before.
+        """Ends the connection; the end of the script calls it, on worker 0 also what ends with its graph.
 
         Other workers wait for worker 0 to leave, unless their script failed.
         """
         if self._thread is not None and ScriptEnd.failure() is None:
             wait = self._waiting("is done with its model and waits for worker 0", without_end=True)
             try:
-                while self._thread.is_alive():
-                    wait.look()
-                    self._thread.join(_POLL_S)
+                with self._changed:
+                    while not self._over and self._thread.is_alive():
+                        wait.look()
+                        self._changed.wait(_POLL_S)
             except JobError as error:  # the exit code stays: the work of this process is done
                 sys.stderr.write(f"EPL: {error}\n")
+        self._end()
+
+    def _end(self) -> None:
         with self._changed:
             self._over = True
             self._changed.notify_all()
@@ -191,10 +198,12 @@ class CheckpointParts:
           entries: as in `ask`.
         """
         with tf.device("/cpu:0"), tf.control_dependencies([own.op if write is None else write]):
-            if self._session is None:
+            session = self._session()
+            if session is None:
                 with tf.control_dependencies(None):
-                    self._session = tf.placeholder_with_default(0, [])
-            given = [filename, self._session]
+                    session = tf.placeholder_with_default(0, [])
+                self._session = weakref.ref(session)
+            given = [filename, session]
             others = tf.numpy_function(lambda name, session: self._asked(name, session, entries), given, tf.string)
             first = [] if write is None else [[own]]
             prefixes = tf.concat(first + [tf.reshape(others, [-1])], axis=0)
@@ -239,9 +248,7 @@ class CheckpointParts:
                 if request["do"] == "write":
                     self._exchange(_WRITTEN, self._answer(request))
             except CheckpointPartsError:
-                with self._changed:
-                    self._over = True
-                    self._changed.notify_all()
+                self._end()
                 return
             if request["do"] == "close":
                 with self._changed:

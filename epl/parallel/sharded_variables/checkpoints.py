@@ -46,7 +46,8 @@ class Checkpoints:
             communication = Env.get().config.communication
             limits = Limits(communication.stall_warning, communication.timeout)
             self._parts = CheckpointParts(_companion(job, sorted(set(groups[0].owners))), held, limits)
-            Env.get().endings.append(self._parts.leave)
+            if job.process == 0:  # the others follow
+                Env.get().hold(self._graph.tf_graph, self._parts, self._parts.leave)
         parts = self._parts if job.process == 0 else None
         complete_savers(self._graph.tf_graph, slices, self._completed_through, parts)
         self._completed_through = tf_compat.last_op_id(self._graph.tf_graph)

@@ -130,10 +130,10 @@ class GroupCommunicators:
         """
         if not communicators.opened:
             communicators.open(communicators.owners[self.rank])
-            Env.get().communicators.append(communicators)
+            Env.get().hold(self._graph.tf_graph, communicators, communicators.close)
         elif self._graph.rewritten is None:
             self.unopened += communicators.specs()
         else:
             server = Env.get().process_server
             assert server is not None  # the model spans processes
-            server.open(communicators.specs())
+            server.open(self._graph.tf_graph, communicators.specs())

@@ -1,11 +1,14 @@
 """What users train with ZeRO: changed gradients, averages, checkpoints, evaluation before and after minimize."""
 
+import gc
 import threading
+import weakref
 from typing import Any, Optional, Tuple
 
 import numpy as np
 import tensorflow.compat.v1 as tf
 
+from epl.env import Env
 from tests.behaviour.small import error_of
 from tests.parity.context import STEPS, Context
 from tests.parity.scripts.accumulation import ALL_OPTIMIZERS
@@ -55,6 +58,12 @@ def train(
 ) -> None:
     """Trains a model of the table, fed; `clip`: the global norm."""
     ctx.init(**config)
+    _train(ctx, name, optimizer, clip, average)
+
+
+def _train(
+    ctx: Context, name: str, optimizer: str = "adam", clip: Optional[float] = None, average: bool = False
+) -> None:
     data, inputs = samples(), Inputs()
     losses = ctx.towers(MODELS[name], inputs.tensors())
     loss = tf.add_n(losses) / len(losses) if len(losses) > 1 else losses[0]
@@ -92,7 +101,24 @@ def three_models(ctx: Context, **config: Any) -> None:
     """Trains models one after the other, and counts the threads that wait to write parts of checkpoints."""
     for _ in range(3):
         train(ctx, "layers", **config)
-    ctx.record(threads=sum(one.name == "epl_checkpoint_parts" for one in threading.enumerate()))
+    ctx.record(threads=_checkpoint_threads())
+
+
+def graphs_in_turn(ctx: Context, **config: Any) -> None:
+    """Trains in one graph after the other, as an Estimator does in rounds, and counts what stays of them."""
+    ctx.init(**config)
+    graphs, held = [], []
+    for _ in range(3):
+        with tf.Graph().as_default():
+            graphs.append(weakref.ref(tf.get_default_graph()))
+            _train(ctx, "layers")
+        gc.collect()
+        held.append(len(Env.get().held))
+    ctx.record(graphs=sum(one() is not None for one in graphs), threads=_checkpoint_threads(), held=held)
+
+
+def _checkpoint_threads() -> int:
+    return sum(one.name == "epl_checkpoint_parts" for one in threading.enumerate())
 
 
 def around(ctx: Context, **config: Any) -> None:

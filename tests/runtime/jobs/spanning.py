@@ -83,13 +83,13 @@ if what == "grpc target":
     sys.exit()
 
 if what == "differ":
-    server.open([CommunicatorSpec("stage%d" % (1 + worker // 2), layout.rank_process(1))])
+    server.open(tf.get_default_graph(), [CommunicatorSpec("stage%d" % (1 + worker // 2), layout.rank_process(1))])
 if what == "twice":
     server.leave()
     epl.init()
     hooks.remove()
     server = ProcessServer.start()
-server.open([CommunicatorSpec("stage1", layout.rank_process(1))])
+server.open(tf.get_default_graph(), [CommunicatorSpec("stage1", layout.rank_process(1))])
 with tf.device(layout.device(0, replica)):
     length = 5 if what == "data ends" and worker == 0 else 10**6
     rows = tf.data.make_initializable_iterator(tf.data.Dataset.range(length).map(lambda row: tf.cast(row, tf.float32)))
