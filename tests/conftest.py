@@ -4,6 +4,7 @@ The limit of pytest-timeout (pytest.ini) interrupts Python; a test that hangs in
 watchdog here, with the stacks of all threads, and pytest-xdist goes on with the next test in a new worker.
 """
 
+import contextlib
 import faulthandler
 import os
 import signal
@@ -14,6 +15,8 @@ from typing import Dict, Iterator, List, Set
 
 import hypothesis
 import pytest
+
+from tests.turns import turn
 
 # A busy machine, or `make coverage`, makes single examples slow; the limit of a whole test holds all the same.
 # Nor does it say anything of the code when many examples are too slow or too large to be made, which happens by chance.
@@ -58,14 +61,17 @@ def pytest_collection_modifyitems(items: List[pytest.Item]) -> None:
                 item.add_marker(pytest.mark.skip(reason="needs an NVIDIA GPU"))
 
 
-@pytest.hookimpl(hookwrapper=True)
+@pytest.hookimpl(hookwrapper=True, tryfirst=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
-    """Ends the process when a test goes past its limit and Python cannot be interrupted."""
-    limit = _limit(item)
-    if limit:
-        faulthandler.dump_traceback_later(limit + _WATCHDOG_MARGIN, exit=True, file=sys.__stderr__)
-    yield
-    faulthandler.cancel_dump_traceback_later()
+    """Waits for a test's turn; ends the process when it goes past its limit and Python cannot be interrupted."""
+    with contextlib.ExitStack() as held:
+        if hasattr(item.config, "workerinput"):
+            held.enter_context(turn(item.get_closest_marker("alone") is not None))
+        limit = _limit(item)
+        if limit:
+            faulthandler.dump_traceback_later(limit + _WATCHDOG_MARGIN, exit=True, file=sys.__stderr__)
+        yield
+        faulthandler.cancel_dump_traceback_later()
 
 
 def _limit(item: pytest.Item) -> float:

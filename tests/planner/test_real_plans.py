@@ -16,7 +16,7 @@ from tests.planner.real_plans import MODELS, ONE, PLANS
 FEWEST_ROUNDS, MOST_ROUNDS = 3, 8
 NOISE = 0.05  # by which the two fastest rounds of a plan may differ: then nothing has disturbed them
 
-pytestmark = [pytest.mark.long, pytest.mark.timeout(3600)]
+pytestmark = [pytest.mark.long, pytest.mark.alone, pytest.mark.timeout(3600)]
 
 
 def measured_seconds(model):

@@ -33,7 +33,7 @@ ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)
 ONE_THREAD = MeasuredDevice("/device:CPU:0", 1, 4e9)
 OP_SECONDS = 0.05  # for which each op is measured
 
-pytestmark = pytest.mark.timeout(3600)
+pytestmark = [pytest.mark.alone, pytest.mark.timeout(3600)]
 
 
 def measured_seconds(model):

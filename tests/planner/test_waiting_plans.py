@@ -7,6 +7,7 @@ from tests.planner.waiting_plans import PLANS
 
 
 @pytest.mark.long
+@pytest.mark.alone
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize("name", PLANS)
 def test_a_step_takes_what_the_simulator_says(name):

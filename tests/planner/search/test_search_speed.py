@@ -20,6 +20,7 @@ def searched(layers, limit):
 
 
 @pytest.mark.long
+@pytest.mark.alone
 @pytest.mark.timeout(3600)
 def test_ten_thousand_ops_on_64_devices_in_a_minute_and_in_five_seconds():
     whole, short = [searched(LAYERS, f"budget={seconds}") for seconds in (60, 5)]
