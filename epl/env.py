@@ -135,7 +135,7 @@ class Env:
         """Ends what is kept for graphs that are gone; no session of another process may need it any more."""
         self._end([one for one in self._held if one.tf_graph() is None])
 
-    def _end(self, held: Sequence["Held"]) -> None:
+    def _end(self, held: Sequence[Held]) -> None:
         for one in list(held):
             self._held.remove(one)
             one.end()

@@ -85,9 +85,11 @@ KNOWN_TO_CORE = {
     ("epl.planner.report.job_report", "strategy"): "the strategy of a job, as it is used",
     ("epl.planner.report.simulated_plan", "strategy"): "the forward pass that the command recorded",
     ("epl.planner.search.block_estimate", "split"): "which reshardings two blocks need between them",
-    ("epl.planner.search.by_blocks", "strategy"): "whether the command runs the search, and Ctrl-C ends it alone",
     ("epl.planner.search.decision", "auto_partition"): "stages for a candidate",
-    ("epl.planner.search.decision", "strategy"): "the forward pass of the model",
+    (
+        "epl.planner.search.decision",
+        "strategy",
+    ): "the forward pass; whether the command searches",
     (
         "epl.planner.search.model_blocks",
         "auto_partition",

@@ -3,7 +3,7 @@
     worker 0    test  |  test      |  waits  | alone |  test
     worker 1    test  |  long test           |  waits        |  test
 
-The locks are those of files that are there anyway, so that nothing is left of them.
+The locks are those of a file that is there anyway, and end with the process that has them.
 """
 
 import contextlib
@@ -11,19 +11,15 @@ import fcntl
 import os
 from typing import Iterator
 
-_FOLDER = os.path.dirname(os.path.abspath(__file__))
-_NEXT = os.path.join(_FOLDER, "conftest.py")  # held by the worker whose test is the next to run
-_RUNNING = os.path.join(_FOLDER, "turns.py")  # shared by all that run, unless one is alone
+_FILE = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "pytest.ini")
+_NEXT, _RUNNING = 0, 1  # bytes of it: held by the worker whose test is the next to run; shared by tests that run
 
 
 @contextlib.contextmanager
 def turn(is_alone: bool) -> Iterator[None]:
     """Waits for the turn of a test, which lasts as long as the context; `is_alone`: no other one runs meanwhile."""
-    with open(_NEXT) as following, open(_RUNNING) as running:
-        fcntl.flock(following, fcntl.LOCK_EX)  # while a test waits to be alone, no other one begins
-        fcntl.flock(running, fcntl.LOCK_EX if is_alone else fcntl.LOCK_SH)
-        fcntl.flock(following, fcntl.LOCK_UN)
-        try:
-            yield
-        finally:
-            fcntl.flock(running, fcntl.LOCK_UN)  # a process that the test has forked may still have the file
+    with open(_FILE, "r+") as file:
+        fcntl.lockf(file, fcntl.LOCK_EX, 1, _NEXT)  # while a test waits to be alone, no other one begins
+        fcntl.lockf(file, fcntl.LOCK_EX if is_alone else fcntl.LOCK_SH, 1, _RUNNING)
+        fcntl.lockf(file, fcntl.LOCK_UN, 1, _NEXT)
+        yield

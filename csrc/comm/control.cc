@@ -185,6 +185,7 @@ void ControlPlane::Leave() {
   Wake();
   if (thread_.joinable()) thread_.join();
   std::lock_guard<std::mutex> lock(mutex_);  // Send may come later
+  for (auto& connection : connections_) connection.reset();
   close(wake_fd_);
   wake_fd_ = -1;
 }

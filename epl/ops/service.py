@@ -13,6 +13,7 @@ leaves the job but not the service, so that it sees failures of processes that s
 sessions are in `epl/runtime/server.py`.
 """
 
+import collections
 import functools
 import json
 import sys
@@ -100,7 +101,7 @@ class Service:
     def open(self, communicators: Sequence[CommunicatorSpec]) -> None:
         """Opens communicators, in this order, in every process that owns a rank; all constructors make the same call.
 
-        Serving processes end first what a constructor has forgotten.
+        Serving processes end first what all constructors have forgotten.
 
         Raises:
             JobError: a process has failed, or the constructors differ.
@@ -112,10 +113,7 @@ class Service:
         self._agree({"do": "opened"})
 
     def forget(self, names: Sequence[str]) -> None:
-        """Ends communicators that no session of this constructor needs any more: here, and where they are served.
-
-        A collective needs all processes, so that other constructors cannot use them either.
-        """
+        """Ends communicators that no session of this constructor needs any more; `open` tells those that serve them."""
         self._end(names)
         self._forgotten += names
 
@@ -164,12 +162,16 @@ class Service:
         Raises:
             JobError: a process has failed; the message names it and the cause.
         """
+        times_forgotten: Dict[str, int] = collections.Counter()
         while True:
             messages = [message for message in self._round({"do": "serve"}) if message["do"] != "serve"]
             message = messages[0]
             if message["do"] == "open":
-                for one in messages:
-                    self._end(one["forgotten"])
+                times_forgotten.update(name for one in messages for name in one["forgotten"])
+                ended = [name for name, times in times_forgotten.items() if times == len(messages)]
+                self._end(ended)
+                for name in ended:
+                    del times_forgotten[name]
                 self._open(message["communicators"])
                 self._round({"do": "opened"})
             elif message["do"] == "end step":

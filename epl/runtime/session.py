@@ -289,10 +289,20 @@ class GraphRunner:
                 self._check_devices(session)
                 state = self._states[session] = SessionState()
                 if self._checkpoints is not None:
-                    state.number = self._checkpoints.session_begins(
-                        lambda tensors: self._raw(session, None, [], list(tensors), {}, None, None)
-                    )
+                    state.number = self._checkpoints.session_begins(self._reader(session))
             return self._states[session]
+
+    def _reader(self, session: tf.Session) -> Callable[[Sequence[tf.Tensor]], List[Any]]:
+        """Reads values in a session, without a step of the plan; it does not keep the session."""
+        kept = weakref.ref(session)
+
+        def read(tensors: Sequence[tf.Tensor]) -> List[Any]:
+            living = kept()
+            if living is None:
+                raise RuntimeError("The session has ended without session.close().")
+            return self._raw(living, None, [], list(tensors), {}, None, None)
+
+        return read
 
     def _check_devices(self, session: tf.Session) -> None:
         """Soft placement would run the replicas of missing devices on the first one, without a word."""

@@ -77,6 +77,19 @@ def test_a_serving_process_ends_communicators_that_a_constructor_has_forgotten(t
     assert [out for _, out, _ in ended] == ["\nover\n", "dict_keys(['b'])\nover\n"], ended
 
 
+def test_a_serving_process_keeps_what_one_constructor_has_not_forgotten(monkeypatch):
+    rounds = [
+        [{"do": "serve"}] + [{"do": "open", "communicators": [], "forgotten": names} for names in two]
+        for two in ((["a", "b"], ["b"]), ([], ["a"]))
+    ]
+    answers = iter([rounds[0], [], rounds[1], [], [{"do": "finish"}]])
+    serving, ended = object.__new__(service.Service), []
+    monkeypatch.setattr(serving, "_round", lambda mine: next(answers), raising=False)
+    monkeypatch.setattr(serving, "_end", ended.append)
+    serving.serve()
+    assert ended == [["b"], ["a"]]
+
+
 def test_a_serving_process_ends_steps(tmp_path):
     constructor = "service.end_generation('no data', job.generation); print(job.generation)"
     ended = serve(tmp_path, constructor, show="job.generation")

@@ -65,11 +65,12 @@ class CheckpointParts:
         self._companion = companion
         self._limits = limits
         self._changed = threading.Condition()
-        self._reads: Dict[int, Read] = {}  # by the number of a session
+        # By the number of a session. Reads have the graph, which ends these parts when it is gone.
+        self._reads: "weakref.WeakValueDictionary[int, Read]" = weakref.WeakValueDictionary()
         self._begun = 0
         self._steps = 0
         self._closed_first: Set[int] = set()  # sessions that worker 0 has closed
-        # The number of the session that saves. The tensor has its graph, which ends these parts when it is gone.
+        # The number of the session that saves; it has the graph, too.
         self._session: Callable[[], Optional[tf.Tensor]] = lambda: None
         self._over = False
         self._thread: Optional[threading.Thread] = None
@@ -83,6 +84,8 @@ class CheckpointParts:
 
     def attach(self, read: Read) -> int:
         """Notes that a session has begun; `read` reads its variables, in any thread, without a step of the plan.
+
+        The caller keeps `read`.
 
         Returns:
           The number of the session.

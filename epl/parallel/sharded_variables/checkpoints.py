@@ -12,7 +12,7 @@ from epl.ir.graph import Graph
 from epl.ops.job import Job
 from epl.ops.waits import Limits
 from epl.parallel.plan.agreement import process_server
-from epl.parallel.sharded_variables.checkpoint_parts import CheckpointParts
+from epl.parallel.sharded_variables.checkpoint_parts import CheckpointParts, Read
 from epl.parallel.sharded_variables.savers import Slice, complete_savers, slices_of, value_of
 from epl.parallel.sharding.sharded_variables import ShardedVariables
 from epl.utils import tf_compat
@@ -28,6 +28,7 @@ class Checkpoints:
         self._variables = variables
         self._parts: Optional[CheckpointParts] = None  # where there are several processes
         self._values: Dict[str, tf.Tensor] = {}  # of the slices that this process writes
+        self._reads: List[Read] = []  # of all sessions
 
     def complete(self, prefixes: Sequence[str]) -> None:
         """Lets Savers read the shards of all ranks of this process, and write each shard once.
@@ -85,7 +86,8 @@ class Checkpoints:
         """Notes a session; `read` gives values without a step of the plan. Returns the session's number."""
         if self._parts is None:
             return 0
-        return self._parts.attach(lambda names: read([self._values[name] for name in names]))
+        self._reads.append(lambda names: read([self._values[name] for name in names]))
+        return self._parts.attach(self._reads[-1])
 
     def feeds(self, session: int) -> Dict[tf.Tensor, Any]:
         """Further feeds for a run of a session, in case it saves."""

@@ -19,9 +19,10 @@ from epl.parallel.costs.op_times import OpTimes
 from epl.parallel.costs.ops import OpCost
 from epl.parallel.plan.strategy import Strategy
 from epl.parallel.sharding.placements import REPLICATED, Placement, balanced_sizes, shard, shares
+from epl.parallel.sharding.resharding import is_uneven
 from epl.parallel.sharding.rules.registry import TensorInfo
 from epl.parallel.split.program import RESULT, Value
-from epl.parallel.split.resharding_paths import Form, Resharding, collectives, route, wanted_form
+from epl.parallel.split.resharding_paths import Form, Resharding, collectives, is_half, route, wanted_form
 from epl.planner.machine.machine import Device
 from epl.planner.machine.op_kinds import Kind
 from epl.planner.prediction.facts import ModelFacts, Output, source_of
@@ -165,6 +166,8 @@ def exchanges_of(
                 before, after = after, before
             received = _fractions(after, ranks) or (1.0,) * ranks
             transposed, transposes = _transposed(name, before, after, ranks)
+            if is_half(name, value):
+                transposed /= 2
             what = f"{facts.ops[source[0]].name}: {step.source.placement.kind} -> {step.target.placement.kind}"
             found.append(
                 SplitExchange(number, bool(is_backward), what, name, source, whole, transposed, transposes, received)
@@ -177,7 +180,11 @@ def _transposed(collective: str, before: Placement, after: Placement, ranks: int
     cut = [placement for placement in (before, after) if placement.is_shard]
     share = max(max(shares(placement, ranks)) for placement in cut) if cut else 1.0
     if collective == "all-to-all":
-        count = 1 if (before.dim, after.dim) == (0, 1) else 3
+        count = 0 if (before.dim, after.dim) == (0, 1) else 2  # to the order in which it is sent, and back
+        if not is_uneven(after):
+            count += 1
+        elif not is_uneven(before):
+            count += 2 if (before.dim, after.dim) != (1, 0) else 0  # the first two are one another's inverse
         return count * share, count
     is_by_rows = not cut or cut[0].dim == 0
     return (0.0, 0) if is_by_rows else (1.0 + share, 2)

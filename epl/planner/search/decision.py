@@ -42,8 +42,6 @@ from epl.utils.errors import EplError, PlanError
 
 logger = logging.getLogger("epl")
 
-_PIPELINES = 0.5  # part of auto.budget for pipelines, before plans by blocks
-_LAST = 0.97  # part of it in which simulations end: what follows takes time, too
 _ESTIMATED = 1000  # ops of a model from which on a walk takes estimates of plans, and simulates the best alone
 
 # The optimizer is not known when a model is differentiated: it counts as one of the largest that are in use.
@@ -138,7 +136,7 @@ def _searched(
     timed = TimedComparison(list(balanced_candidates()), simulate, refuse, estimate)
     leaves_blocks = _leaves_blocks(model.strategy)
     timed.simulate_always(search_time)
-    timed.simulate_others(search_time, _PIPELINES if leaves_blocks else _LAST)
+    timed.simulate_others(search_time, 0.5 if leaves_blocks else 1.0)
     plans_by_blocks: List[Compared] = []
     by_blocks = ""
     if leaves_blocks and not search_time.interrupted:
@@ -153,7 +151,7 @@ def _searched(
             search_time,
         )
         plans_by_blocks, by_blocks = list(searched.compared), searched.told
-        timed.simulate_others(search_time, _LAST)
+        timed.simulate_others(search_time)
     compared = [*timed.compared(search_time.in_words()), *plans_by_blocks]
     try:
         chosen = comparison.best(compared)

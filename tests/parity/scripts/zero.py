@@ -112,6 +112,7 @@ def graphs_in_turn(ctx: Context, **config: Any) -> None:
         with tf.Graph().as_default():
             graphs.append(weakref.ref(tf.get_default_graph()))
             _train(ctx, "layers")
+            tf.Session().run(tf.global_variables_initializer())  # a session that is dropped, not closed
         gc.collect()
         held.append(len(Env.get().held))
     ctx.record(graphs=sum(one() is not None for one in graphs), threads=_checkpoint_threads(), held=held)

@@ -48,10 +48,10 @@ def test_what_is_cut_by_columns_is_transposed_for_its_exchange():
     kinds = device("a"), device("a", bandwidth=6.0, overhead=0.25)  # a transpose moves 2 B/s
     before, after = [predict(planned, costs, machine(devices=[one], bandwidth=1e30), 4).seconds for one in kinds]
     # 64 B to the second layer: half of them before the all-gather, all after it; the reverse for their gradients. 32 B
-    # of its result to the rows: half of them in each of 3 ops, and in one for their gradients.
-    transposed = 2 * 1.5 * 64 + (3 + 1) * 32 / 2
+    # of its result to the rows: half of them in each of 2 ops, and in one for their gradients.
+    transposed = 2 * 1.5 * 64 + (2 + 1) * 32 / 2
     updates = 2 * (3 * 400 / 6.0 + 0.25)
-    assert after - before == pytest.approx(2 * transposed / 2.0 + 0.25 * (2 + 2 + 3 + 1) + updates)
+    assert after - before == pytest.approx(2 * transposed / 2.0 + 0.25 * (2 + 2 + 2 + 1) + updates)
 
 
 def test_a_replicated_input_is_entered_and_a_replicated_result_summed():
