@@ -192,7 +192,13 @@ def test_launcher_in_a_launched_script_is_ended_too(start, log, until, tmp_path,
 
 
 def test_restarts_run_all_again_with_new_logs_until_success(run, log):
-    text = 'echo "try $EPL_RESTART_COUNT"; [[ $EPL_TASK_DIR == */1 && $EPL_RESTART_COUNT -lt 2 ]] && exit 4; sleep 0.3'
+    text = """
+        echo "try $EPL_RESTART_COUNT"
+        [[ $EPL_TASK_DIR == */0 ]] && touch up$EPL_RESTART_COUNT && exec sleep 0.3
+        until [[ -e up$EPL_RESTART_COUNT ]]; do sleep 0.05; done  # worker 0 has written
+        [[ $EPL_RESTART_COUNT -lt 2 ]] && exit 4
+        exit 0
+    """
     launch = run(text, "--max_restarts", "3")
     assert launch.code == 0
     assert [log(0), log(0, ".restart1"), log(1, ".restart2")] == ["try 0\n", "try 1\n", "try 2\n"]
