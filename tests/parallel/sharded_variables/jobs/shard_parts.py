@@ -64,8 +64,11 @@ def main():
     complete_savers(tf.get_default_graph(), slices, 0, None if process else parts)
     with tf.Session() as sess:
         sess.run(tf.global_variables_initializer())
-        operation = sess.graph.get_operation_by_name
-        parts.attach(lambda names: sess.run([operation(name).outputs[0] for name in names]))
+
+        def read(names):
+            return sess.run([sess.graph.get_operation_by_name(name).outputs[0] for name in names])
+
+        parts.attach(read)
         if what == "restore":
             saver.restore(sess, path)
         for number in range(STEPS):
