@@ -86,10 +86,7 @@ KNOWN_TO_CORE = {
     ("epl.planner.report.simulated_plan", "strategy"): "the forward pass that the command recorded",
     ("epl.planner.search.block_estimate", "split"): "which reshardings two blocks need between them",
     ("epl.planner.search.decision", "auto_partition"): "stages for a candidate",
-    (
-        "epl.planner.search.decision",
-        "strategy",
-    ): "the forward pass; whether the command searches",
+    ("epl.planner.search.decision", "strategy"): "the forward pass; whether the command searches",
     (
         "epl.planner.search.model_blocks",
         "auto_partition",

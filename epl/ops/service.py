@@ -13,13 +13,12 @@ leaves the job but not the service, so that it sees failures of processes that s
 sessions are in `epl/runtime/server.py`.
 """
 
-import collections
 import functools
 import json
 import sys
 import threading
 import time
-from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Callable, Counter, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 from epl.ops.job import Job, JobError
 from epl.ops.waits import Limits, Wait
@@ -162,12 +161,12 @@ class Service:
         Raises:
             JobError: a process has failed; the message names it and the cause.
         """
-        times_forgotten: Dict[str, int] = collections.Counter()
+        times_forgotten: Counter[str] = Counter()
         while True:
             messages = [message for message in self._round({"do": "serve"}) if message["do"] != "serve"]
             message = messages[0]
             if message["do"] == "open":
-                times_forgotten.update(name for one in messages for name in one["forgotten"])
+                times_forgotten.update(name for one in messages for name in one.get("forgotten", ()))
                 ended = [name for name, times in times_forgotten.items() if times == len(messages)]
                 self._end(ended)
                 for name in ended:

@@ -90,6 +90,16 @@ def test_a_serving_process_keeps_what_one_constructor_has_not_forgotten(monkeypa
     assert ended == [["b"], ["a"]]
 
 
+def test_a_serving_process_leaves_it_to_constructors_that_they_differ(monkeypatch):
+    opens = {"do": "open", "communicators": [], "forgotten": ["a"]}
+    answers = iter([[{"do": "serve"}, opens, {"do": "finish"}], [], [{"do": "finish"}]])
+    serving, ended = object.__new__(service.Service), []
+    monkeypatch.setattr(serving, "_round", lambda mine: next(answers), raising=False)
+    monkeypatch.setattr(serving, "_end", ended.append)
+    serving.serve()
+    assert ended == [[]]
+
+
 def test_a_serving_process_ends_steps(tmp_path):
     constructor = "service.end_generation('no data', job.generation); print(job.generation)"
     ended = serve(tmp_path, constructor, show="job.generation")
