@@ -642,7 +642,7 @@ class StepLowering:
             received = size * exchange.received[one.place]
             waits = self._waits.get(device, ())
             outputs = [output(received, COMMUNICATION)]
-            seconds = carried.seconds + exchange.transpose_seconds(one.kinds[stage], size)
+            seconds = carried.seconds + exchange.copy_seconds(one.kinds[stage], size)
             op = self.builder.add(told, device, seconds, inputs, waits, outputs, 0, carried.pool)
             self.builder.join(("split", one.group, at, micro_batch), op)
             self._waits[device] = [op]

@@ -6,7 +6,7 @@
                              after MatMul 2     all-reduce, or a reduce-scatter to the rows
 
 The reshardings are those of `split/resharding_paths.py`, which lower a split for real. Collectives exchange rows: each
-device transposes what is cut by another dimension, before and after them.
+device copies what is cut by another dimension, before and after them, and transposes it if its parts differ in size.
 """
 
 import re
@@ -44,8 +44,9 @@ class SplitExchange(NamedTuple):
       collective: its name.
       source: the tensor.
       fraction: of the bytes of the full tensor, those that its cost is computed with.
-      transposed: of the bytes of the full tensor, those that a device transposes for it.
-      transposes: in so many ops.
+      copied: the copies of the full tensor that a device makes for it in long runs.
+      transposed: those that it makes one element at a time.
+      copies: in so many ops.
       received: by place in the group, the fraction of the full tensor that it leaves there.
     """
 
@@ -55,15 +56,17 @@ class SplitExchange(NamedTuple):
     collective: str
     source: Output
     fraction: float
+    copied: float
     transposed: float
-    transposes: int
+    copies: int
     received: Tuple[float, ...]
 
-    def transpose_seconds(self, kind: Device, nbytes: float) -> float:
-        """How long a device transposes the tensor, of so many bytes."""
+    def copy_seconds(self, kind: Device, nbytes: float) -> float:
+        """How long a device copies and transposes the tensor, of so many bytes."""
         times = OpTimes(kind)
-        moved = OpCost(Kind.REARRANGE, 0.0, 2.0 * self.transposed * nbytes, 0)
-        return self.transposes * times.overhead + times.work_seconds(moved)
+        copied = OpCost(Kind.MOVE, 0.0, 2.0 * self.copied * nbytes, 0)
+        transposed = OpCost(Kind.REARRANGE, 0.0, 2.0 * self.transposed * nbytes, 0)
+        return self.copies * times.overhead + times.work_seconds(copied) + times.work_seconds(transposed)
 
 
 class SplitWork(NamedTuple):
@@ -165,29 +168,39 @@ def exchanges_of(
             if is_backward:
                 before, after = after, before
             received = _fractions(after, ranks) or (1.0,) * ranks
-            transposed, transposes = _transposed(name, before, after, ranks)
+            copied, transposed, copies = _copies(name, before, after, ranks)
             if is_half(name, value):
-                transposed /= 2
+                copied, transposed = copied / 2, transposed / 2
             what = f"{facts.ops[source[0]].name}: {step.source.placement.kind} -> {step.target.placement.kind}"
             found.append(
-                SplitExchange(number, bool(is_backward), what, name, source, whole, transposed, transposes, received)
+                SplitExchange(
+                    number, bool(is_backward), what, name, source, whole, copied, transposed, copies, received
+                )
             )
     return found
 
 
-def _transposed(collective: str, before: Placement, after: Placement, ranks: int) -> Tuple[float, int]:
-    """The fraction of the full tensor that a rank transposes for a collective, and in how many ops: `Resharder`."""
+def _copies(collective: str, before: Placement, after: Placement, ranks: int) -> Tuple[float, float, int]:
+    """How `Resharder` prepares a collective: the fields `copied`, `transposed` and `copies` of `SplitExchange`."""
     cut = [placement for placement in (before, after) if placement.is_shard]
     share = max(max(shares(placement, ranks)) for placement in cut) if cut else 1.0
-    if collective == "all-to-all":
-        count = 0 if (before.dim, after.dim) == (0, 1) else 2  # to the order in which it is sent, and back
-        if not is_uneven(after):
-            count += 1
-        elif not is_uneven(before):
-            count += 2 if (before.dim, after.dim) != (1, 0) else 0  # the first two are one another's inverse
-        return count * share, count
-    is_by_rows = not cut or cut[0].dim == 0
-    return (0.0, 0) if is_by_rows else (1.0 + share, 2)
+    equal = not any(map(is_uneven, cut))
+    if collective != "all-to-all":
+        if not cut or cut[0].dim == 0:
+            return 0.0, 0.0, 0
+        if not equal:
+            return 0.0, 1.0 + share, 2
+        # A split of rows copies nothing, a split of another dimension all; the concatenation copies all.
+        return (1.0 if collective == "all-gather" else 2.0), 0.0, 2
+    if equal:
+        copied, copies = (2 if after.dim else 0) + (1 if before.dim else 0), 2 * bool(after.dim) + 2 * bool(before.dim)
+        return copied * share, 0.0, copies
+    transposes = 0 if (before.dim, after.dim) == (0, 1) else 2  # to the order in which it is sent, and back
+    if not is_uneven(after):
+        return 2 * share, transposes * share, transposes + 2
+    if not is_uneven(before) and (before.dim, after.dim) != (1, 0):  # (1, 0): the first two are one another's inverse
+        transposes += 2
+    return 0.0, transposes * share, transposes
 
 
 class _Walk:

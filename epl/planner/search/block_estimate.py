@@ -213,8 +213,8 @@ class BlockEstimate:
     def _exchange(self, exchange: SplitExchange, group: int, nbytes: float) -> float:
         """Seconds of the exchange of a tensor of so many bytes in each group, all at the same time."""
         collective = self._links.cost(exchange.collective, range(group), nbytes * exchange.fraction).seconds
-        transposing = max(exchange.transpose_seconds(kind, nbytes) for kind in self._machine.devices)
-        return collective * self._sharing(group)[0] + transposing
+        copying = max(exchange.copy_seconds(kind, nbytes) for kind in self._machine.devices)
+        return collective * self._sharing(group)[0] + copying
 
     def _sharing(self, group: int) -> Tuple[int, int]:
         """How many groups, and how many rings of the holders of one shard, divide the busiest link."""

@@ -9,8 +9,9 @@ from epl.parallel.sharding.resharding import Resharder
 from tests.parallel.split.harness import communicator, part
 from tests.parallel.split.harness import moved as sent_by
 
-X = np.random.RandomState(0).randn(6, 7, 8).astype("f")
+X = np.random.RandomState(0).randn(6, 7, 9, 3).astype("f")
 EVEN, UNEVEN = balanced_sizes(6, 3), (1, 2, 3)
+THREES, ONES = (3, 3, 3), (1, 1, 1)
 
 
 def run(build, ranks=3, fp16_scale=None):
@@ -36,8 +37,12 @@ def close(got, wanted):
 
 
 @pytest.mark.parametrize(
-    "placement", [shard(0, EVEN), shard(0, UNEVEN), shard(1, (3, 2, 2)), shard(2, (5, 1, 2)), shard(1, (0, 7, 0))]
-)
+    "placement",
+    [
+        shard(0, EVEN), shard(2, THREES), shard(3, ONES), shard(0, UNEVEN), shard(1, (3, 2, 2)), shard(2, (5, 1, 3)),
+        shard(1, (0, 7, 0)),
+    ],
+)  # fmt: skip
 def test_shard_to_full(placement):
     def build(resharder, rank):
         local = tf.constant(part(X, placement, rank))
@@ -49,8 +54,12 @@ def test_shard_to_full(placement):
 
 
 @pytest.mark.parametrize(
-    "placement", [shard(0, EVEN), shard(0, UNEVEN), shard(1, (3, 2, 2)), shard(2, (5, 1, 2)), shard(2, (8, 0, 0))]
-)
+    "placement",
+    [
+        shard(0, EVEN), shard(2, THREES), shard(3, ONES), shard(0, UNEVEN), shard(1, (3, 2, 2)), shard(2, (5, 1, 3)),
+        shard(2, (9, 0, 0)),
+    ],
+)  # fmt: skip
 def test_shard_to_full_entered(placement):
     def build(resharder, rank):  # each rank has an addend of the gradient
         local = tf.constant(part(X, placement, rank))
@@ -61,7 +70,7 @@ def test_shard_to_full_entered(placement):
         close(grad, part(6 * X, placement, rank))
 
 
-@pytest.mark.parametrize("placement", [shard(0, EVEN), shard(1, (3, 2, 2)), shard(2, (1, 1, 6)), shard(0, (0, 4, 2))])
+@pytest.mark.parametrize("placement", [shard(0, EVEN), shard(1, (3, 2, 2)), shard(2, (1, 1, 7)), shard(0, (0, 4, 2))])
 def test_full_to_shard(placement):
     def build(resharder, rank):
         full = tf.constant(X)
@@ -72,7 +81,12 @@ def test_full_to_shard(placement):
         close(grad, X)
 
 
-@pytest.mark.parametrize("placement", [shard(0, EVEN), shard(1, (3, 2, 2)), shard(1, (1, 1, 5)), shard(1, (0, 7, 0))])
+@pytest.mark.parametrize(
+    "placement",
+    [
+        shard(0, EVEN), shard(2, THREES), shard(3, ONES), shard(1, (3, 2, 2)), shard(1, (1, 1, 5)), shard(1, (0, 7, 0)),
+    ],
+)  # fmt: skip
 def test_partial_to_shard(placement):
     def build(resharder, rank):
         partial_sum = tf.constant(X * (rank + 1))
@@ -106,14 +120,19 @@ def test_full_entered():
 @pytest.mark.parametrize(
     "source, target",
     [
+        (shard(0, EVEN), shard(2, THREES)),
+        (shard(3, ONES), shard(0, EVEN)),
+        (shard(2, THREES), shard(3, ONES)),
+        (shard(1, (3, 2, 2)), shard(2, THREES)),
+        (shard(0, UNEVEN), shard(3, ONES)),
         (shard(0, EVEN), shard(1, (3, 2, 2))),
         (shard(1, (3, 2, 2)), shard(0, EVEN)),
-        (shard(0, UNEVEN), shard(2, (5, 1, 2))),
-        (shard(2, (5, 1, 2)), shard(1, (1, 1, 5))),
+        (shard(0, UNEVEN), shard(2, (5, 1, 3))),
+        (shard(2, (5, 1, 3)), shard(1, (1, 1, 5))),
         (shard(0, EVEN), shard(1, (0, 7, 0))),
         (shard(1, (0, 7, 0)), shard(0, EVEN)),
-        (shard(0, UNEVEN), shard(2, (8, 0, 0))),
-        (shard(2, (8, 0, 0)), shard(1, (0, 0, 7))),
+        (shard(0, UNEVEN), shard(2, (9, 0, 0))),
+        (shard(2, (9, 0, 0)), shard(1, (0, 0, 7))),
     ],
 )
 def test_shard_to_shard(source, target):
@@ -164,7 +183,7 @@ def test_rows_of_a_batch():
     batch, columns = shard(0, None), shard(1, (3, 2, 2))
 
     def build(resharder, rank):
-        local = tf.placeholder_with_default(part(X, shard(0, UNEVEN), rank), [None, 7, 8])
+        local = tf.placeholder_with_default(part(X, shard(0, UNEVEN), rank), [None, 7, 9, 3])
         counts = resharder.row_counts(local, 0)
         moved = resharder.move(local, batch, columns, counts)
         back = resharder.move(moved, columns, batch, counts)
@@ -198,8 +217,8 @@ def test_what_differs_between_ranks_is_recorded_and_not_in_static_shapes():
     with tf.Graph().as_default():
         resharder = Resharder(communicator(3), 1, "test")
         local = resharder.cut(tf.constant(X), placement)
-        assert local.shape.as_list() == [6, None, 8]
-        assert resharder.gather(local, placement).shape.as_list() == [6, 7, 8]
+        assert local.shape.as_list() == [6, None, 9, 3]
+        assert resharder.gather(local, placement).shape.as_list() == [6, 7, 9, 3]
         assert sorted(owned.values for owned in resharder.owned.values()) == [(0, 3, 5), (3, 2, 2)]
 
 

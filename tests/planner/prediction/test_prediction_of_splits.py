@@ -3,7 +3,7 @@
 import pytest
 
 from epl.planner.prediction.prediction import predict, predicted, prepare
-from epl.planner.prediction.split_work import parse_placement
+from epl.planner.prediction.split_work import _copies, parse_placement
 from epl.utils.errors import NotAvailableError, PlanError
 from tests.planner.prediction.hand_made import HandCosts, Layer, device, machine, replicate, split, strategy
 
@@ -42,16 +42,41 @@ def test_columns_then_rows_exchange_once_in_each_direction():
     assert not [one for one in found.traffic if one.decision.startswith("gradients")]
 
 
-def test_what_is_cut_by_columns_is_transposed_for_its_exchange():
+def test_what_is_cut_by_columns_is_copied_for_its_exchange():
     costs = two_layers()
     planned = strategy(costs, devices=2, blocks=[split(2)], choices={3: COLUMNS, 6: COLUMNS})
     kinds = device("a"), device("a", bandwidth=6.0, overhead=0.25)  # a transpose moves 2 B/s
     before, after = [predict(planned, costs, machine(devices=[one], bandwidth=1e30), 4).seconds for one in kinds]
-    # 64 B to the second layer: half of them before the all-gather, all after it; the reverse for their gradients. 32 B
-    # of its result to the rows: half of them in each of 2 ops, and in one for their gradients.
-    transposed = 2 * 1.5 * 64 + (2 + 1) * 32 / 2
+    # 64 B to the second layer are concatenated after the all-gather, and their gradients split and concatenated before
+    # the reduce-scatter. Half of the 32 B of its result is transposed twice, as rows may differ in number; the
+    # gradients are split and concatenated.
+    copied, transposed = (1 + 2) * 64 + 2 * 32 / 2, 2 * 32 / 2
     updates = 2 * (3 * 400 / 6.0 + 0.25)
-    assert after - before == pytest.approx(2 * transposed / 2.0 + 0.25 * (2 + 2 + 2 + 1) + updates)
+    copies = 2 * copied / 6.0 + 2 * transposed / 2.0 + 0.25 * (2 + 2 + 2 + 2)
+    assert after - before == pytest.approx(copies + updates)
+
+
+@pytest.mark.parametrize(
+    "collective, before, after, wanted",
+    [
+        ("all-gather", "shard(0: 4+4)", "full", (0.0, 0.0, 0)),
+        ("all-gather", "shard(2: 4+4)", "full", (1.0, 0.0, 2)),
+        ("all-gather", "shard(1: 6+2)", "full", (0.0, 1.75, 2)),
+        ("reduce-scatter", "partial", "shard(1: 4+4)", (2.0, 0.0, 2)),
+        ("reduce-scatter", "partial", "shard(1: 6+2)", (0.0, 1.75, 2)),
+        ("all-reduce", "partial", "full", (0.0, 0.0, 0)),
+        ("all-to-all", "shard(0: 4+4)", "shard(1: 4+4)", (1.0, 0.0, 2)),
+        ("all-to-all", "shard(2: 4+4)", "shard(0: 4+4)", (0.5, 0.0, 2)),
+        ("all-to-all", "shard(2: 4+4)", "shard(1: 4+4)", (1.5, 0.0, 4)),
+        ("all-to-all", "shard(0)", "shard(1: 4+4)", (1.0, 0.0, 2)),
+        ("all-to-all", "shard(0)", "shard(2: 4+4)", (1.0, 1.0, 4)),
+        ("all-to-all", "shard(1: 4+4)", "shard(0)", (0.0, 1.0, 2)),
+        ("all-to-all", "shard(2: 4+4)", "shard(0)", (0.0, 2.0, 4)),
+        ("all-to-all", "shard(1: 6+2)", "shard(0)", (0.0, 1.5, 2)),
+    ],
+)
+def test_copies_and_transposes_of_each_collective(collective, before, after, wanted):
+    assert _copies(collective, parse_placement(before, 2), parse_placement(after, 2), 2) == wanted
 
 
 def test_a_replicated_input_is_entered_and_a_replicated_result_summed():
