@@ -24,19 +24,16 @@ _V100_REACHED = (
     "fractions: 0.9 assumed; float16 by tensor cores 83 of 125 TFLOP/s, measured in Markidis et al., NVIDIA Tensor "
     "Core Programmability, Performance & Precision, 2018; depthwise convolutions by cores, float16 at twice the rate"
 )
-_TENSOR_REACHED = (
-    "; float32 is TF32, in which NVIDIA's TensorFlow computes it, and has {} TFLOP/s with NVIDIA_TF32_OVERRIDE=0; "
-    "fraction of tensor cores assumed as on a V100, 0.9 of cores assumed"
-)
+_IS_TF32 = "float32 is TF32, in which NVIDIA's TensorFlow computes it, and has {} TFLOP/s with NVIDIA_TF32_OVERRIDE=0"
+_MEASURED = "measured with benchmarks/gpu/rates.py on one H100, PyTorch 2.11"
 
 
 def _gpu(
     name: str,
     sheet: str,
     reached: str,
-    contraction: Dict[str, Tuple[float, float]],
-    depthwise: Dict[str, float],
-    gigabytes: float,
+    rates: Dict[str, Dict[str, Tuple[float, float]]],
+    bandwidth: Tuple[float, float, str],
     memory: int,
 ) -> Device:
     """A GPU.
@@ -45,21 +42,23 @@ def _gpu(
       name: of the preset.
       sheet: the data sheet.
       reached: what is to be known of rates and their fractions.
-      contraction: dtype -> TFLOP/s of matmuls and convolutions, and the fraction that they reach.
-      depthwise: dtype -> TFLOP/s of depthwise convolutions, which no tensor core computes; {}: as contractions.
-      gigabytes: GB/s of its memory.
+      rates: kind of ops -> dtype -> TFLOP/s, and the fraction that they reach.
+      bandwidth: GB/s of its memory, the fraction that is reached, and where that is from.
       memory: GiB.
     """
-    rates = [OpRate(CONTRACTION, dtype, Speed(_flops(peak), part)) for dtype, (peak, part) in contraction.items()]
-    rates += [OpRate(Kind.DEPTHWISE, dtype, Speed(_flops(peak), _CORES)) for dtype, peak in depthwise.items()]
+    speeds = [
+        OpRate(kind, dtype, Speed(_flops(peak), part))
+        for kind, of_dtypes in rates.items()
+        for dtype, (peak, part) in of_dtypes.items()
+    ]
     sources = (
         ("flops", f"{sheet}; {reached}"),
-        ("bandwidth", f"{sheet}; {_ASSUMED}"),
+        ("bandwidth", f"{sheet}; {bandwidth[2]}"),
         ("memory", f"{sheet}, whose GB of memory are GiB"),
         ("launch_overhead", "assumed: the launch of a CUDA kernel"),
         ("threads", "TensorFlow computes on one stream of a GPU"),
     )
-    return Device(name, tuple(rates), Speed(gigabytes * _GIGA, _CORES), memory * _GIB, 5e-6, 1, sources)
+    return Device(name, tuple(speeds), Speed(bandwidth[0] * _GIGA, bandwidth[1]), memory * _GIB, 5e-6, 1, sources)
 
 
 def _flops(teraflops: float) -> float:
@@ -67,21 +66,38 @@ def _flops(teraflops: float) -> float:
 
 
 _V100 = "data sheet NVIDIA Tesla V100 SXM2"
-_V100_RATES = (
-    {"float32": (15.7, _CORES), "float16": (125.0, _TENSOR_CORES), "float64": (7.8, _CORES)},
-    {"float32": 15.7, "float16": 31.4},
-)
+_V100_RATES = {
+    CONTRACTION: {"float32": (15.7, _CORES), "float16": (125.0, _TENSOR_CORES), "float64": (7.8, _CORES)},
+    Kind.DEPTHWISE: {"float32": (15.7, _CORES), "float16": (31.4, _CORES)},
+}
+_V100_BANDWIDTH = (900.0, _CORES, _ASSUMED)
 _A100 = "data sheet NVIDIA A100 SXM4"
-_A100_REACHED = "depthwise convolutions: white paper NVIDIA A100 Tensor Core GPU Architecture" + _TENSOR_REACHED.format(
-    19.5
+_A100_REACHED = (
+    "depthwise convolutions: white paper NVIDIA A100 Tensor Core GPU Architecture; "
+    + _IS_TF32.format(19.5)
+    + "; fraction of tensor cores assumed as on a V100, 0.9 of cores assumed"
 )
-_A100_RATES = (
-    {
+_A100_RATES = {
+    CONTRACTION: {
         "float32": (156.0, _TENSOR_CORES), "float16": (312.0, _TENSOR_CORES), "bfloat16": (312.0, _TENSOR_CORES),
         "float64": (19.5, _TENSOR_CORES),
     },
-    {"float32": 19.5, "float16": 78.0},
-)  # fmt: skip
+    Kind.DEPTHWISE: {"float32": (19.5, _CORES), "float16": (78.0, _CORES)},
+}  # fmt: skip
+_H100_REACHED = (
+    "without sparsity: white paper NVIDIA H100 Tensor Core GPU Architecture; "
+    + _IS_TF32.format("67 x 0.74")
+    + f"; fractions {_MEASURED}: matmuls of BERT-Large, 3 x 3 convolutions of ResNet-50 (0.42 of the peak of float32, "
+    "0.45 of that of half precision), batch norm; 0.9 of the cores, by depthwise convolutions, assumed"
+)
+_H100_RATES = {
+    CONTRACTION: {
+        "float32": (494.7, 0.57), "float16": (989.4, 0.58), "bfloat16": (989.4, 0.6), "float64": (67.0, 0.87),
+    },
+    Kind.CONVOLUTION: {"float32": (494.7, 0.42), "float16": (989.4, 0.45), "bfloat16": (989.4, 0.45)},
+    Kind.DEPTHWISE: {"float32": (67.0, _CORES), "float16": (133.8, _CORES)},
+    Kind.NORM: {"float32": (1.8, 1.0), "float16": (3.2, 1.0)},
+}  # fmt: skip
 
 # One thread of a CPU, as docs/auto_partition.md has it; other dtypes count as float32.
 _CPU_RATES = {
@@ -108,25 +124,20 @@ _DEVICES = (
         "p100-16",
         "data sheet NVIDIA Tesla P100 for PCIe, 16 GB",
         _ASSUMED,
-        {"float32": (9.3, _CORES), "float16": (18.7, _CORES), "float64": (4.7, _CORES)},
-        {},
-        732.0,
+        {CONTRACTION: {"float32": (9.3, _CORES), "float16": (18.7, _CORES), "float64": (4.7, _CORES)}},
+        (732.0, _CORES, _ASSUMED),
         16,
     ),
-    _gpu("v100-16", _V100, _V100_REACHED, _V100_RATES[0], _V100_RATES[1], 900.0, 16),
-    _gpu("v100-32", _V100, _V100_REACHED, _V100_RATES[0], _V100_RATES[1], 900.0, 32),
-    _gpu("a100-40", _A100, _A100_REACHED, _A100_RATES[0], _A100_RATES[1], 1555.0, 40),
-    _gpu("a100-80", _A100, _A100_REACHED, _A100_RATES[0], _A100_RATES[1], 2039.0, 80),
+    _gpu("v100-16", _V100, _V100_REACHED, _V100_RATES, _V100_BANDWIDTH, 16),
+    _gpu("v100-32", _V100, _V100_REACHED, _V100_RATES, _V100_BANDWIDTH, 32),
+    _gpu("a100-40", _A100, _A100_REACHED, _A100_RATES, (1555.0, _CORES, _ASSUMED), 40),
+    _gpu("a100-80", _A100, _A100_REACHED, _A100_RATES, (2039.0, _CORES, _ASSUMED), 80),
     _gpu(
         "h100-80",
         "data sheet NVIDIA H100 SXM5",
-        "without sparsity: white paper NVIDIA H100 Tensor Core GPU Architecture" + _TENSOR_REACHED.format(67),
-        {
-            "float32": (494.7, _TENSOR_CORES), "float16": (989.4, _TENSOR_CORES), "bfloat16": (989.4, _TENSOR_CORES),
-            "float64": (67.0, _TENSOR_CORES),
-        },
-        {"float32": 67.0, "float16": 133.8},
-        3350.0,
+        _H100_REACHED,
+        _H100_RATES,
+        (3350.0, 0.88, f"fraction {_MEASURED}: elementwise ops"),
         80,
     ),
 )  # fmt: skip
