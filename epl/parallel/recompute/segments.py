@@ -158,9 +158,9 @@ def _kept_instead(view: GraphView, forward: Sequence[int], recomputable: Set[int
     """The nodes to keep for random numbers and results of collectives: the smallest tensor computed from them alone.
 
     RandomUniform --> Mul --> Add --> GreaterEqual (bool: kept) --> Cast --> Mul with activations
-    all-gather of columns --> Transpose (kept) --> MatMul
+    all-gather of columns --> Split --> ConcatV2 (kept) --> MatMul
 
-    Without the Transpose, the tensor would be held twice where a segment ends after it.
+    Otherwise, the tensor would be held twice where a segment ends after it.
     """
     consumers = view.consumers()
     members = set(forward)
@@ -170,8 +170,8 @@ def _kept_instead(view: GraphView, forward: Sequence[int], recomputable: Set[int
             continue
         smallest = node
         while True:
-            takers = [c for c in consumers[smallest] if c in members and view.takes_data(c, smallest)]
-            if len(takers) != 1 or takers[0] not in recomputable:
+            takers = {c for c in consumers[smallest] if c in members and view.takes_data(c, smallest)}
+            if len(takers) != 1 or not takers <= recomputable:
                 break
             (taker,) = takers
             others = [p for p, _ in data_inputs(view, taker) if p != smallest and p in recomputable]

@@ -309,33 +309,33 @@ class Resharder:
         return self._run(lambda to, own: to.all_to_all(tensor, self.rank, own, splits), key)[0]
 
     def _move(self, tensor: tf.Tensor, source: Placement, target: Placement, rows: Optional[tf.Tensor]) -> tf.Tensor:
-        """All-to-all. One rank is sent one run of rows, so a dimension of equal shards is made the inner one."""
+        """All-to-all. One rank is sent one run of rows: blocks of equal shards, or the outer one of two dimensions."""
         a, b = source.dim, target.dim
-        if not is_uneven(source) and not is_uneven(target):
-            moved = self._from_blocks(self._send(self._to_blocks(tensor, b), None, "move"), a)
-            moved.set_shape(_with_size(_with_size(tensor.shape, a, source.size), b, _equal_size(target)))
-            return moved
-        shape = _with_size(tensor.shape, a, None if source.sizes is None else sum(source.sizes))
+        shape = _with_size(tensor.shape, a, source.size)
         if target.sizes is None and self.replicated_rows is not None:
             tensor = self.replicated_rows.repeat(tensor, b, _required(rows))
-        order = [a, b] + [dim for dim in range(known_ndims(tensor)) if dim not in (a, b)]
+        dims = list(range(known_ndims(tensor)))
+        is_in_blocks = not is_uneven(target) and (a == 0 or not is_uneven(source))
+        order = dims if is_in_blocks else [a, b] + [dim for dim in dims if dim not in (a, b)]
         outer = _transposed(tensor, order)
         if not is_uneven(target):
-            moved = self._move_equal_target(outer)
+            moved = self._move_equal_target(outer, source, order.index(b))
         elif not is_uneven(source):
             moved = self._move_equal_source(outer, target, rows)
         else:
             moved = self._move_pieces(outer, source, target, rows)
-        moved = _transposed(moved, [order.index(dim) for dim in range(len(order))])
+        moved = _transposed(moved, [order.index(dim) for dim in dims])
         if source.sizes is None and self.replicated_rows is not None:
             moved = self.replicated_rows.drop(moved, a, _required(rows))
         moved.set_shape(_with_size(shape, b, _equal_size(target)))
         return moved
 
-    def _move_equal_target(self, tensor: tf.Tensor) -> tf.Tensor:
-        """[a_r, b, ...] -> [a, b/n, ...]: sends each rank a block [a_r, b/n, ...]."""
-        rows = tf.fill([self.ranks], tf.shape(tensor, out_type=tf.int64)[0])
-        return self._send(self._to_blocks(tensor, 1), rows, "move")
+    def _move_equal_target(self, tensor: tf.Tensor, source: Placement, dim: int) -> tf.Tensor:
+        """[..., b, ...] -> [..., b/n, ...]: sends blocks of dimension `dim`; what comes are shards of the source."""
+        blocks = self._to_blocks(tensor, dim)
+        if not is_uneven(source):
+            return self._from_blocks(self._send(blocks, None, "move"), source.dim)
+        return self._send(blocks, tf.fill([self.ranks], tf.shape(tensor, out_type=tf.int64)[0]), "move")
 
     def _move_equal_source(self, tensor: tf.Tensor, target: Placement, rows: Optional[tf.Tensor]) -> tf.Tensor:
         """[a/n, b, ...] -> [a, b/n, ...]: sends rows of b, each [a/n, ...]; all ranks send this one the same rows."""

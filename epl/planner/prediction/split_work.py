@@ -44,9 +44,9 @@ class SplitExchange(NamedTuple):
       collective: its name.
       source: the tensor.
       fraction: of the bytes of the full tensor, those that its cost is computed with.
-      copied: the copies of the full tensor that a device makes for it in long runs.
-      transposed: those that it makes one element at a time.
-      copies: in so many ops.
+      copied: the bytes that a device copies for it in long runs, as a multiple of those of the full tensor.
+      transposed: the bytes that it copies one element at a time, likewise.
+      copy_ops: how many ops do both.
       received: by place in the group, the fraction of the full tensor that it leaves there.
     """
 
@@ -58,7 +58,7 @@ class SplitExchange(NamedTuple):
     fraction: float
     copied: float
     transposed: float
-    copies: int
+    copy_ops: int
     received: Tuple[float, ...]
 
     def copy_seconds(self, kind: Device, nbytes: float) -> float:
@@ -66,7 +66,7 @@ class SplitExchange(NamedTuple):
         times = OpTimes(kind)
         copied = OpCost(Kind.MOVE, 0.0, 2.0 * self.copied * nbytes, 0)
         transposed = OpCost(Kind.REARRANGE, 0.0, 2.0 * self.transposed * nbytes, 0)
-        return self.copies * times.overhead + times.work_seconds(copied) + times.work_seconds(transposed)
+        return self.copy_ops * times.overhead + times.work_seconds(copied) + times.work_seconds(transposed)
 
 
 class SplitWork(NamedTuple):
@@ -168,39 +168,40 @@ def exchanges_of(
             if is_backward:
                 before, after = after, before
             received = _fractions(after, ranks) or (1.0,) * ranks
-            copied, transposed, copies = _copies(name, before, after, ranks)
+            copied, transposed, copy_ops = _copies(name, before, after, ranks)
             if is_half(name, value):
                 copied, transposed = copied / 2, transposed / 2
             what = f"{facts.ops[source[0]].name}: {step.source.placement.kind} -> {step.target.placement.kind}"
             found.append(
                 SplitExchange(
-                    number, bool(is_backward), what, name, source, whole, copied, transposed, copies, received
+                    number, bool(is_backward), what, name, source, whole, copied, transposed, copy_ops, received
                 )
             )
     return found
 
 
 def _copies(collective: str, before: Placement, after: Placement, ranks: int) -> Tuple[float, float, int]:
-    """How `Resharder` prepares a collective: the fields `copied`, `transposed` and `copies` of `SplitExchange`."""
+    """How `Resharder` prepares a collective: the fields `copied`, `transposed` and `copy_ops` of `SplitExchange`.
+
+    To blocks of rows, a split and a concatenation copy all; back, the concatenation alone if rows are aligned.
+    """
     cut = [placement for placement in (before, after) if placement.is_shard]
     share = max(max(shares(placement, ranks)) for placement in cut) if cut else 1.0
-    equal = not any(map(is_uneven, cut))
+    uneven_before, uneven_after = is_uneven(before), is_uneven(after)
     if collective != "all-to-all":
         if not cut or cut[0].dim == 0:
             return 0.0, 0.0, 0
-        if not equal:
+        if uneven_before or uneven_after:
             return 0.0, 1.0 + share, 2
-        # A split of rows copies nothing, a split of another dimension all; the concatenation copies all.
         return (1.0 if collective == "all-gather" else 2.0), 0.0, 2
-    if equal:
-        copied, copies = (2 if after.dim else 0) + (1 if before.dim else 0), 2 * bool(after.dim) + 2 * bool(before.dim)
-        return copied * share, 0.0, copies
-    transposes = 0 if (before.dim, after.dim) == (0, 1) else 2  # to the order in which it is sent, and back
-    if not is_uneven(after):
-        return 2 * share, transposes * share, transposes + 2
-    if not is_uneven(before) and (before.dim, after.dim) != (1, 0):  # (1, 0): the first two are one another's inverse
-        transposes += 2
-    return 0.0, transposes * share, transposes
+    if uneven_after:
+        transposes = 0 if (before.dim, after.dim) == (0, 1) else 2  # to the order in which it is sent, and back
+        if not uneven_before and (before.dim, after.dim) != (1, 0):  # (1, 0): the first two are one another's inverse
+            transposes += 2
+        return 0.0, transposes * share, transposes
+    transposes = 2 if uneven_before and before.dim else 0
+    to_blocks, from_blocks = bool(after.dim or transposes), bool(before.dim and not uneven_before)
+    return (2 * to_blocks + from_blocks) * share, transposes * share, transposes + 2 * to_blocks + 2 * from_blocks
 
 
 class _Walk:

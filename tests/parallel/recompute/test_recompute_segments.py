@@ -140,22 +140,18 @@ def test_random_numbers_are_drawn_once_and_the_mask_is_kept_in_its_smallest_form
     assert not {"dropout/GreaterEqual", "dropout/random_uniform/RandomUniform", "dropout/random_uniform/mul"} & names()
 
 
-def columns(init):
-    """Dense layers whose columns are shards on two devices, gathered for the next layer."""
+def test_of_gathered_columns_the_full_tensor_is_kept(init):
     init(2, annotate=False, gradient_checkpoint__type="auto", cluster__colocate_split_and_replicate=True)
     with epl.split(2, choices={"l*/MatMul": "full, shard(1) -> shard(1)"}):
-        return Layers(6, kept=(), width=64)
-
-
-def test_of_gathered_columns_the_transposed_tensor_is_kept(init):
-    columns(init)
+        Layers(6, kept=(), width=64)
     rewritten()
     recomputed = copies().values()
     assert "MatMul" in recomputed and "EplAllGather" not in recomputed
-    ops = tf.get_default_graph().get_operations()
-    gathers = [op for op in ops if op.type == "EplAllGather" and "gradients" not in op.name]
-    after = {one for op in gathers for one in op.outputs[0].consumers() if one.type == "Transpose"}
-    assert after and not any(op.name.startswith(SCOPE) for op in after)
+    found = {op for op in tf.get_default_graph().get_operations() if op.type == "EplAllGather"}
+    found = {op for op in found if "gradients" not in op.name}
+    for op_type in ("Split", "ConcatV2"):
+        found = {one for op in found for out in op.outputs for one in out.consumers() if one.type == op_type}
+    assert found and not any(op.name.startswith(SCOPE) for op in found)
 
 
 def test_what_reads_a_kept_output_of_identity_n_waits_by_itself():

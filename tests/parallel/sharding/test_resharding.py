@@ -179,8 +179,9 @@ def test_integers_are_sent_as_they_are():
         np.testing.assert_array_equal(moved, part(numbers, shard(1, EVEN), rank))
 
 
-def test_rows_of_a_batch():
-    batch, columns = shard(0, None), shard(1, (3, 2, 2))
+@pytest.mark.parametrize("columns", [shard(1, (3, 2, 2)), shard(2, THREES), shard(3, ONES)])
+def test_rows_of_a_batch(columns):
+    batch = shard(0, None)
 
     def build(resharder, rank):
         local = tf.placeholder_with_default(part(X, shard(0, UNEVEN), rank), [None, 7, 9, 3])
@@ -210,6 +211,22 @@ def test_gradients_can_be_differentiated_again():
     for first, second in run(build):
         close(first, 3 * X**2)
         close(second, 36 * X**3)
+
+
+@pytest.mark.parametrize("rows", [6, 0])
+def test_equal_columns_of_unknown_sizes(rows):
+    x, columns = X[:rows], shard(2, THREES)
+
+    def build(resharder, rank):
+        local = tf.placeholder_with_default(part(x, columns, rank), [None] * 4)
+        full = resharder.gather_entered(local, columns)
+        moved = resharder.move(local, columns, shard(3, ONES))
+        return full, tf.gradients(tf.reduce_sum(full), local)[0], moved
+
+    for rank, (full, grad, moved) in enumerate(run(build)):
+        close(full, x)
+        close(grad, part(3 * np.ones_like(x), columns, rank))
+        close(moved, part(x, shard(3, ONES), rank))
 
 
 def test_what_differs_between_ranks_is_recorded_and_not_in_static_shapes():
