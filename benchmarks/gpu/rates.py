@@ -2,8 +2,8 @@
 
 python3 benchmarks/gpu/rates.py [--json FILE]    needs PyTorch with CUDA, and neither TensorFlow nor EPL
 
-Contractions are the layers of BERT-Large, and of ResNet-50 on 64 pictures of 224 x 224, forward and backward, each
-measured by itself on random numbers.
+The layers are those of BERT-Large, and of ResNet-50 on 64 pictures of 224 x 224, each measured by itself on random
+numbers: one set of data after the other, together more than the GPU's cache holds.
 """
 
 import argparse
@@ -16,39 +16,44 @@ import torch
 import torch.nn.functional as functional
 
 TOKENS = 8192
-MATMULS = ((1024, 1024), (1024, 4096), (4096, 1024), (1024, 30522))  # inputs and outputs of a layer
+LAYERS = ((1024, 1024), (1024, 4096), (4096, 1024))  # inputs and outputs
+OUTPUT_LAYERS = ((1024, 30522),)
 PICTURES = 64
-# Sides of the picture, channels in and out, side of the kernel, stride.
-CONVOLUTIONS = (
-    (224, 3, 64, 7, 2), (56, 64, 64, 1, 1), (56, 64, 64, 3, 1), (56, 64, 256, 1, 1), (28, 128, 128, 3, 1),
-    (28, 512, 128, 1, 1), (14, 256, 256, 3, 1), (14, 1024, 256, 1, 1), (7, 512, 512, 3, 1), (7, 512, 2048, 1, 1),
-)  # fmt: skip
+# Side of the picture, channels in and out, side of the kernel.
+THREE_BY_THREE = ((56, 64, 64, 3), (28, 128, 128, 3), (14, 256, 256, 3), (7, 512, 512, 3))
+ONE_BY_ONE = ((56, 64, 256, 1), (28, 512, 128, 1), (14, 1024, 256, 1), (7, 512, 2048, 1))
 DEPTHWISE = ((112, 64), (56, 128), (28, 256), (14, 512))  # side and channels, as in a MobileNet
-NORMS = ((112, 64), (56, 64), (56, 256), (28, 512), (14, 1024), (7, 2048))  # side and channels, as in ResNet-50
-NORM_FLOPS = 8, 11  # of an element, forward and backward, as epl/parallel/costs/ops.py counts them
+NORMS = ((112, 64), (56, 64), (56, 256), (28, 512), (14, 1024), (7, 2048))  # side and channels
+NORM_FLOPS = 8 + 11  # of an element, forward and backward, as epl/parallel/costs/ops.py counts them
 ELEMENTS = 1 << 26  # of a tensor whose bandwidth counts
 LONGER = 1 << 23  # elements of a tensor to which a number is added in some 25 us
-COPIES = 4  # sets of data that a measurement takes in turn
+CACHE = 50e6  # bytes
+FEWEST_SETS, MOST_SETS = 2, 32
 
 Rate = Tuple[str, float]  # of what, FLOP/s or bytes/s
+Data = Tuple[torch.Tensor, ...]
 
 
 def matmuls(dtype: torch.dtype) -> List[Rate]:
-    """FLOP/s of layers of BERT-Large: the product, and the gradients of its inputs and of its weights."""
-    found = []
-    for width, outputs in MATMULS:
-        sets = [(_random(dtype, TOKENS, width), _random(dtype, width, outputs)) for _ in range(COPIES)]
-        gradients = [_random(dtype, TOKENS, outputs) for _ in range(COPIES)]
-        flops = 2.0 * TOKENS * width * outputs
-        calls: Dict[str, List[Callable[[], Any]]] = {
-            "forward": [lambda x=x, w=w: x @ w for x, w in sets],
-            "inputs": [lambda g=g, w=w: g @ w.t() for g, (_, w) in zip(gradients, sets)],
-            "weights": [lambda g=g, x=x: x.t() @ g for g, (x, _) in zip(gradients, sets)],
-        }
-        found += [
-            (f"{TOKENS} x {width} x {outputs}, {name}", flops / timing.seconds(work)) for name, work in calls.items()
-        ]
-    return found
+    """FLOP/s of the layers."""
+    return [rate for layer in LAYERS for rate in _matmul(dtype, *layer)]
+
+
+def output_layers(dtype: torch.dtype) -> List[Rate]:
+    """FLOP/s of the layer that scores words, whose number is no multiple of 8."""
+    return [rate for layer in OUTPUT_LAYERS for rate in _matmul(dtype, *layer)]
+
+
+def _matmul(dtype: torch.dtype, width: int, outputs: int) -> List[Rate]:
+    """The product, and the gradients of its inputs and of its weights."""
+    sets = _sets(dtype, (TOKENS, width), (width, outputs), (TOKENS, outputs))
+    calls: Dict[str, List[Callable[[], Any]]] = {
+        "forward": [lambda x=x, w=w: x @ w for x, w, _ in sets],
+        "inputs": [lambda g=g, w=w: g @ w.t() for _, w, g in sets],
+        "weights": [lambda g=g, x=x: x.t() @ g for x, _, g in sets],
+    }
+    flops = 2.0 * TOKENS * width * outputs
+    return [(f"{TOKENS} x {width} x {outputs}, {name}", flops / timing.seconds(work)) for name, work in calls.items()]
 
 
 def batch_matmuls(dtype: torch.dtype) -> List[Rate]:
@@ -56,82 +61,72 @@ def batch_matmuls(dtype: torch.dtype) -> List[Rate]:
     found = []
     for length in (128, 512):
         shape = (TOKENS // length * 16, length, 64)
-        pairs = [(_random(dtype, *shape), _random(dtype, *shape)) for _ in range(COPIES)]
         flops = 2.0 * shape[0] * length * length * 64
-        work = [lambda q=q, k=k: torch.bmm(q, k.transpose(1, 2)) for q, k in pairs]
+        work = [lambda q=q, k=k: torch.bmm(q, k.transpose(1, 2)) for q, k in _sets(dtype, shape, shape)]
         found.append((f"{shape[0]} of {length} x 64 x {length}", flops / timing.seconds(work)))
     return found
 
 
-def convolutions(dtype: torch.dtype) -> List[Rate]:
-    """FLOP/s of layers of ResNet-50, forward, and backward to inputs and weights together."""
-    return [rate for side, *layer in CONVOLUTIONS for rate in _convolution(dtype, side, *layer)]
+def three_by_three(dtype: torch.dtype) -> List[Rate]:
+    """FLOP/s of convolutions of 3 x 3, forward and backward together."""
+    return [_convolution(dtype, *layer) for layer in THREE_BY_THREE]
+
+
+def one_by_one(dtype: torch.dtype) -> List[Rate]:
+    """FLOP/s of convolutions of 1 x 1, likewise."""
+    return [_convolution(dtype, *layer) for layer in ONE_BY_ONE]
 
 
 def depthwise(dtype: torch.dtype) -> List[Rate]:
-    """FLOP/s of depthwise convolutions of 3 x 3."""
-    return [rate for side, width in DEPTHWISE for rate in _convolution(dtype, side, width, width, 3, 1, width)]
+    """FLOP/s of depthwise convolutions of 3 x 3, likewise."""
+    return [_convolution(dtype, side, width, width, 3, width) for side, width in DEPTHWISE]
 
 
-def _convolution(
-    dtype: torch.dtype, side: int, inputs: int, outputs: int, kernel: int, stride: int, groups: int = 1
-) -> List[Rate]:
-    out = side // stride
-    flops = 2.0 * PICTURES * out * out * inputs // groups * outputs * kernel * kernel
-    sets = [
-        (
-            _random(dtype, PICTURES, inputs, side, side).contiguous(memory_format=torch.channels_last),
-            _random(dtype, outputs, inputs // groups, kernel, kernel).contiguous(memory_format=torch.channels_last),
-            _random(dtype, PICTURES, outputs, out, out).contiguous(memory_format=torch.channels_last),
-        )
-        for _ in range(COPIES)
-    ]
+def _convolution(dtype: torch.dtype, side: int, inputs: int, outputs: int, kernel: int, groups: int = 1) -> Rate:
+    pictures, weights = (PICTURES, inputs, side, side), (outputs, inputs // groups, kernel, kernel)
+    sets = _channels_last(_sets(dtype, pictures, weights, (PICTURES, outputs, side, side)))
     padding = kernel // 2
 
     def backward(x: torch.Tensor, w: torch.Tensor, g: torch.Tensor) -> None:
         torch.ops.aten.convolution_backward(
-            g, x, w, None, [stride] * 2, [padding] * 2, [1, 1], False, [0, 0], groups, [inputs > 3, True, False]
+            g, x, w, None, [1, 1], [padding] * 2, [1, 1], False, [0, 0], groups, [True, True, False]
         )
 
-    name = f"{side} x {side}, {inputs} to {outputs}, {kernel} x {kernel}"
-    forward = [lambda x=x, w=w: functional.conv2d(x, w, None, stride, padding, 1, groups) for x, w, _ in sets]
-    gradients = [lambda one=one: backward(*one) for one in sets]
-    return [
-        (f"{name}, forward", flops / timing.seconds(forward)),
-        (f"{name}, backward", (2 if inputs > 3 else 1) * flops / timing.seconds(gradients)),
-    ]
+    forward = timing.seconds(
+        [lambda x=x, w=w: functional.conv2d(x, w, None, 1, padding, 1, groups) for x, w, _ in sets]
+    )
+    both = forward + timing.seconds([lambda data=data: backward(*data) for data in sets])
+    flops = 2.0 * PICTURES * side * side * inputs // groups * outputs * kernel * kernel
+    return f"{side} x {side}, {inputs} to {outputs}, {kernel} x {kernel}", 3 * flops / both
 
 
 def batch_norms(dtype: torch.dtype) -> List[Rate]:
-    """FLOP/s of batch norm in training."""
-    return [rate for side, width in NORMS for rate in _batch_norm(dtype, side, width)]
+    """FLOP/s of batch norm in training, forward and backward together."""
+    return [_batch_norm(dtype, side, width) for side, width in NORMS]
 
 
-def _batch_norm(dtype: torch.dtype, side: int, width: int) -> List[Rate]:
+def _batch_norm(dtype: torch.dtype, side: int, width: int) -> Rate:
     scale, offset = torch.rand(width, device="cuda"), torch.rand(width, device="cuda")
-    sets = [
-        _random(dtype, PICTURES, width, side, side).contiguous(memory_format=torch.channels_last) for _ in range(COPIES)
-    ]
+    shape = (PICTURES, width, side, side)
+    sets = _channels_last(_sets(dtype, shape, shape))
 
     def forward(x: torch.Tensor) -> Any:
         return torch.ops.aten.cudnn_batch_norm(x, scale, offset, None, None, True, 0.0, 1e-3)
 
-    _, mean, deviation, reserved = forward(sets[0])
+    _, mean, deviation, reserved = forward(sets[0][0])
 
-    def backward(x: torch.Tensor) -> None:
-        torch.ops.aten.cudnn_batch_norm_backward(x, x, scale, None, None, mean, deviation, 1e-3, reserved)
+    def backward(x: torch.Tensor, g: torch.Tensor) -> None:
+        torch.ops.aten.cudnn_batch_norm_backward(x, g, scale, None, None, mean, deviation, 1e-3, reserved)
 
-    found = []
-    for name, call, flops in zip(("forward", "backward"), (forward, backward), NORM_FLOPS):
-        work = [lambda x=x, call=call: call(x) for x in sets]
-        found.append((f"{side} x {side}, {width}, {name}", flops * sets[0].numel() / timing.seconds(work)))
-    return found
+    both = timing.seconds([lambda x=x: forward(x) for x, _ in sets])
+    both += timing.seconds([lambda data=data: backward(*data) for data in sets])
+    return f"{side} x {side}, {width}", NORM_FLOPS * sets[0][0].numel() / both
 
 
 def rearrangements() -> List[Rate]:
     """Bytes per second of transposes and of changes of the dtype, read and written."""
     matrices = [_random(torch.float32, 8192, 8192) for _ in range(2)]
-    heads = [_random(torch.float32, 32, 512, 16, 64) for _ in range(COPIES)]
+    heads = [_random(torch.float32, 32, 512, 16, 64) for _ in range(4)]
     by_heads = timing.seconds([lambda x=x: x.transpose(1, 2).contiguous() for x in heads])
     return [
         ("matrix transposed", 8.0 * 8192**2 / timing.seconds([lambda x=x: x.t().contiguous() for x in matrices])),
@@ -150,6 +145,15 @@ def bandwidths() -> List[Rate]:
         ("add", 3 * size / timing.seconds([lambda a=a, b=b: a + b for a, b in sets])),
         ("sum", size / timing.seconds([lambda a=a: a.sum() for a, _ in sets])),
     ]
+
+
+def pinned_copies() -> List[Rate]:
+    """Bytes per second between the memory of the host and that of the GPU."""
+    host = torch.empty(1 << 28, dtype=torch.uint8, pin_memory=True)
+    device = torch.empty_like(host, device="cuda")
+    to_device = timing.seconds([lambda: device.copy_(host, non_blocking=True)])
+    to_host = timing.seconds([lambda: host.copy_(device, non_blocking=True)])
+    return [("to the GPU", host.numel() / to_device), ("to the host", host.numel() / to_host)]
 
 
 def kernel_seconds() -> Dict[str, float]:
@@ -178,13 +182,16 @@ def kernel_seconds() -> Dict[str, float]:
     return {"in a graph": seconds(16, 1000, True), "more if started by itself": longer}
 
 
-def pinned_copies() -> List[Rate]:
-    """Bytes per second between the memory of the host and that of the GPU."""
-    host = torch.empty(1 << 28, dtype=torch.uint8, pin_memory=True)
-    device = torch.empty_like(host, device="cuda")
-    to_device = timing.seconds([lambda: device.copy_(host, non_blocking=True)])
-    to_host = timing.seconds([lambda: host.copy_(device, non_blocking=True)])
-    return [("to the GPU", host.numel() / to_device), ("to the host", host.numel() / to_host)]
+def _sets(dtype: torch.dtype, *shapes: Sequence[int]) -> List[Data]:
+    """Sets of random tensors, as many as no cache holds together."""
+    one = tuple(_random(dtype, *shape) for shape in shapes)
+    count = round(2 * CACHE / sum(tensor.numel() * tensor.element_size() for tensor in one)) + 1
+    more = range(min(max(count, FEWEST_SETS), MOST_SETS) - 1)
+    return [one] + [tuple(_random(dtype, *shape) for shape in shapes) for _ in more]
+
+
+def _channels_last(sets: Sequence[Data]) -> List[Data]:
+    return [tuple(one.contiguous(memory_format=torch.channels_last) for one in data) for data in sets]
 
 
 def _random(dtype: torch.dtype, *shape: int) -> torch.Tensor:
@@ -203,15 +210,16 @@ def main() -> None:
     parser.add_argument("--json", help="a file for all values")
     options = parser.parse_args()
     torch.manual_seed(0)
-    print(f"{torch.cuda.get_device_name()}, PyTorch {torch.__version__}; TFLOP/s")
-    found = []
     torch.backends.cudnn.benchmark = True
+    print(f"{torch.cuda.get_device_name()}, PyTorch {torch.__version__}; TFLOP/s")
+    products, convolutions = (matmuls, output_layers, batch_matmuls), (three_by_three, one_by_one)
+    found = []
     for name, dtype, tensor_float, kinds in (
-        ("float32 as TF32", torch.float32, True, (matmuls, batch_matmuls, convolutions)),
-        ("float32", torch.float32, False, (matmuls, batch_matmuls, convolutions, depthwise, batch_norms)),
-        ("float16", torch.float16, True, (matmuls, batch_matmuls, convolutions, depthwise, batch_norms)),
-        ("bfloat16", torch.bfloat16, True, (matmuls, batch_matmuls, convolutions, depthwise)),
-        ("float64", torch.float64, True, (matmuls, batch_matmuls)),
+        ("float32 as TF32", torch.float32, True, (*products, *convolutions)),
+        ("float32", torch.float32, False, (*products, *convolutions, depthwise, batch_norms)),
+        ("float16", torch.float16, True, (*products, *convolutions, depthwise, batch_norms)),
+        ("bfloat16", torch.bfloat16, True, (*products, *convolutions, depthwise)),
+        ("float64", torch.float64, True, products),
     ):
         torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = tensor_float
         for kind in kinds:

@@ -3,7 +3,8 @@
 python3 benchmarks/gpu/steps.py    needs PyTorch with CUDA, and neither TensorFlow nor EPL
 
 The models are those of benchmarks/papers/many_classes/model.py and benchmarks/papers/bert_pipeline/model.py, op by op:
-none is fused, as TensorFlow 1.15 fuses none of these on a GPU. Batch norm and the losses are one op, as they are there.
+none is fused, as TensorFlow 1.15 fuses none of these on a GPU. Batch norm and the losses are one op, as they are there;
+the optimizer updates many variables in one kernel, which TensorFlow does not.
 """
 
 import statistics
@@ -30,7 +31,7 @@ def _weight(weights: Weights, *shape: int) -> torch.Tensor:
 
 
 class _ResNet:
-    """ResNet-50, the stride in the 3 x 3 convolution; the weights come to be in the first pass."""
+    """ResNet-50, the stride in the 3 x 3 convolution; the weights are made in the first pass."""
 
     def __init__(self) -> None:
         self.weights: Weights = []
@@ -60,7 +61,7 @@ class _ResNet:
 
 
 class _Bert:
-    """BERT-Large with its masked words; the weights come to be in the first pass."""
+    """BERT-Large with its masked words; the weights are made in the first pass."""
 
     def __init__(self) -> None:
         self.weights: Weights = []
@@ -186,6 +187,7 @@ def main() -> None:
                 f"peak {peak:.1f} GiB",
                 flush=True,
             )
+            del step
             torch.cuda.empty_cache()
 
 

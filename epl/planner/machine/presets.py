@@ -16,7 +16,7 @@ _GIGA = 1e9
 _GIB = 2**30
 _WIDTH = 118  # characters of a line of sources
 
-# What GPUs reach of the peak of their cores, of their memory, and of their tensor cores.
+# What GPUs reach of the peak of their cores, of their memory, and of their tensor cores, where nothing was measured.
 _CORES = 0.9
 _TENSOR_CORES = 0.66
 _ASSUMED = "fraction assumed"
@@ -86,17 +86,21 @@ _A100_RATES = {
 }  # fmt: skip
 _H100_REACHED = (
     "without sparsity: white paper NVIDIA H100 Tensor Core GPU Architecture; "
-    + _IS_TF32.format("67 x 0.74")
-    + f"; fractions {_MEASURED}: matmuls of BERT-Large, 3 x 3 convolutions of ResNet-50 (0.42 of the peak of float32, "
-    "0.45 of that of half precision), batch norm; 0.9 of the cores, by depthwise convolutions, assumed"
+    + _IS_TF32.format("67 x 0.78")
+    + f"; fractions {_MEASURED}, where no dimension is narrow: matmuls of BERT-Large, and 3 x 3 convolutions of "
+    "ResNet-50 (float32 0.48, half precision 0.53, float64 as tensor cores of a V100, assumed); batch norm measured; "
+    "depthwise convolutions by cores, 0.9 assumed"
 )
 _H100_RATES = {
     CONTRACTION: {
-        "float32": (494.7, 0.57), "float16": (989.4, 0.58), "bfloat16": (989.4, 0.6), "float64": (67.0, 0.87),
+        "float32": (494.7, 0.6), "float16": (989.4, 0.62), "bfloat16": (989.4, 0.62), "float64": (67.0, 0.9),
     },
-    Kind.CONVOLUTION: {"float32": (494.7, 0.42), "float16": (989.4, 0.45), "bfloat16": (989.4, 0.45)},
+    Kind.CONVOLUTION: {
+        "float32": (494.7, 0.48), "float16": (989.4, 0.53), "bfloat16": (989.4, 0.53),
+        "float64": (67.0, _TENSOR_CORES),
+    },
     Kind.DEPTHWISE: {"float32": (67.0, _CORES), "float16": (133.8, _CORES)},
-    Kind.NORM: {"float32": (1.8, 1.0), "float16": (3.2, 1.0)},
+    Kind.NORM: {"float32": (1.6, 1.0), "float16": (3.1, 1.0), "bfloat16": (3.1, 1.0)},
 }  # fmt: skip
 
 # One thread of a CPU, as docs/auto_partition.md has it; other dtypes count as float32.

@@ -1,1 +1,0 @@
-"""What a GPU reaches of the numbers of its preset, measured with PyTorch, whose kernels know GPUs of today."""
