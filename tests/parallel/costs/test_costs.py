@@ -10,6 +10,8 @@ from epl.ir.view import GraphView
 from epl.parallel.costs.costs import node_costs
 from epl.parallel.costs.shapes import UNKNOWN_DIMENSION
 from epl.parallel.sharding.resharding import Resharder, hidden
+from epl.planner.calibration.calibrate import calibrate
+from epl.planner.machine.presets import DEVICES
 from epl.profiler import step_stats
 from tests.parallel.partition_models import Cut, cnn, lstm, transformer
 
@@ -239,9 +241,14 @@ def test_the_backward_pass_counts_where_there_is_one():
 
 # ---- estimated time against a profile
 
-# Largest difference between the estimated and the measured share of a stage. Seen on a machine that others used, too:
-# up to 0.05 for two stages.
+# Largest difference between the estimated and the measured share of a stage.
 TOLERANCE = 0.1
+
+
+@pytest.fixture(scope="module")
+def core():
+    """A core of this machine: the preset is of another one, of which some kinds of ops run ten times as fast here."""
+    return calibrate("here", 2, 1).devices[0]
 
 
 def mlp():
@@ -274,12 +281,15 @@ def measured_seconds(loss, runs=12):
 
 
 @pytest.mark.long
+@pytest.mark.alone
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize(
     "make",
     [mlp, lambda: transformer(6, width=128, vocabulary=20000, batch=16), cnn, lambda: lstm(steps=32, width=64)],
     ids=["mlp", "transformer", "cnn", "lstm"],
 )
-def test_the_estimated_shares_of_stages_are_near_the_measured_ones(make):
+def test_the_estimated_shares_of_stages_are_near_the_measured_ones(make, core, monkeypatch):
+    monkeypatch.setitem(DEVICES, "cpu", core)
     loss = make()
     cut = Cut(loss, 2)
     view, costs = costs_of(loss)
