@@ -24,21 +24,28 @@ Weights = List[torch.Tensor]
 Step = Callable[[], torch.Tensor]
 
 
-def _weight(weights: Weights, *shape: int) -> torch.Tensor:
-    made = torch.empty(shape, device="cuda").normal_(0, 0.02).requires_grad_()
-    weights.append(made)
-    return made
-
-
-class _ResNet:
-    """ResNet-50, the stride in the 3 x 3 convolution; the weights are made in the first pass."""
+class _Model:
+    """A model whose weights are made in its first pass; later passes take them in the same order."""
 
     def __init__(self) -> None:
         self.weights: Weights = []
-        self._next = -1
+        self._taken = 0
+
+    def _begin(self) -> None:
+        self._taken = 0
+
+    def _take(self, *shape: int) -> torch.Tensor:
+        if self._taken == len(self.weights):
+            self.weights.append(torch.empty(shape, device="cuda").normal_(0, 0.02).requires_grad_())
+        self._taken += 1
+        return self.weights[self._taken - 1]
+
+
+class _ResNet(_Model):
+    """ResNet-50, the stride in the 3 x 3 convolution."""
 
     def loss(self, pictures: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-        self._next = 0
+        self._begin()
         x = functional.max_pool2d(functional.relu(self._layer(pictures, 64, 7, 2)), 3, 2, 1)
         for number, (blocks, width) in enumerate(((3, 64), (4, 128), (6, 256), (3, 512))):
             for block in range(blocks):
@@ -55,20 +62,12 @@ class _ResNet:
         y = functional.conv2d(x, w.contiguous(memory_format=torch.channels_last), None, stride, kernel // 2)
         return functional.batch_norm(y, None, None, self._take(width), self._take(width), True)
 
-    def _take(self, *shape: int) -> torch.Tensor:
-        self._next += 1
-        return self.weights[self._next - 1] if self._next <= len(self.weights) else _weight(self.weights, *shape)
 
-
-class _Bert:
-    """BERT-Large with its masked words; the weights are made in the first pass."""
-
-    def __init__(self) -> None:
-        self.weights: Weights = []
-        self._next = -1
+class _Bert(_Model):
+    """BERT-Large with its masked words."""
 
     def loss(self, ids: torch.Tensor, places: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-        self._next = 0
+        self._begin()
         x = self._normalized(functional.embedding(ids, self._take(WORDS, WIDTH)) + self._take(LENGTH, WIDTH))
         for _ in range(LAYERS):
             x = self._layer(x)
@@ -96,8 +95,6 @@ class _Bert:
         variance = (x - mean.detach()).square().mean(-1, keepdim=True)
         factor = torch.rsqrt(variance + 1e-12) * self._take(WIDTH)
         return x * factor + (self._take(WIDTH) - mean * factor)
-
-    _take = _ResNet._take
 
 
 def resnet() -> Step:

@@ -247,7 +247,7 @@ TOLERANCE = 0.1
 
 @pytest.fixture(scope="module")
 def core():
-    """A core of this machine: the preset is of another one, of which some kinds of ops run ten times as fast here."""
+    """A core of this machine; the preset is of one CPU, and some kinds of ops are ten times as fast on another."""
     return calibrate("here", 2, 1).devices[0]
 
 
