@@ -7,6 +7,9 @@
 //   rank's stream   ..compute.. (ready) ..compute that does not need the result..
 //   our stream                    \--- all_reduce --- (end)  -> done
 //
+// An output that is allocated when all ranks are known may be memory that work on the rank's stream still uses. Its
+// collective waits for what is enqueued there at that time, not only for what was when it was submitted.
+//
 // Not over slots, hence not in the order of the ranks: NCCL chooses the order of a sum, the same on every rank.
 
 #include "comm/nccl.h"
@@ -151,9 +154,9 @@ class NcclTransport : public DeviceTransport {
                                                  request->rank, Label(request->args).c_str()));
     }
     if (error == 0) error = api_.cuEventCreate(&ready->event, gpu::kEventDisableTiming);
-    if (error == 0) error = api_.cuEventRecord(ready->event, static_cast<Stream>(request->args.stream));
-    if (error != 0) return CudaError(error, "marking the inputs");
     request->event = ready.release();
+    if (error == 0) error = MarkReady(*request);
+    if (error != 0) return CudaError(error, "marking the inputs");
     return Status();
   }
 
@@ -212,6 +215,14 @@ class NcclTransport : public DeviceTransport {
     return Status(EPL_INTERNAL, Format("NCCL: %s while %s", api_.ncclGetErrorString(error), during));
   }
 
+  // Marks on the rank's own stream that all that is enqueued there by now comes before the collective. A second mark
+  // takes the place of the first.
+  int MarkReady(const Request& request) {
+    const Ready& ready = *static_cast<Ready*>(request.event);
+    const int error = api_.cuCtxSetCurrent(ready.context);
+    return error != 0 ? error : api_.cuEventRecord(ready.event, static_cast<Stream>(request.args.stream));
+  }
+
   // With the first collective, when every rank's GPU is known and every process is here.
   Status Connect(const Op& op) {
     if (connected_) return Status();
@@ -238,6 +249,14 @@ class NcclTransport : public DeviceTransport {
     const std::vector<int>& ranks = members_.ranks_of[member];
     const size_t index = std::find(ranks.begin(), ranks.end(), source) - ranks.begin();
     return target < 0 ? all[member].rows[index] : all[member].rows[index * members_.size() + target];
+  }
+  // all_gather: rows of each rank if all have as many, else -1.
+  int64_t EqualRows(const std::vector<Announcement>& all) const {
+    const int64_t first = RowsOf(all, 0, -1);
+    for (int rank = 1; rank < members_.size(); ++rank) {
+      if (RowsOf(all, rank, -1) != first) return -1;
+    }
+    return first;
   }
   int64_t PartOf(const Op& op, int rank) const {
     const epl_collective& args = op.args();
@@ -266,6 +285,9 @@ class NcclTransport : public DeviceTransport {
         return Status(EPL_INTERNAL, Format("rank %d, %s: no memory for an output of %lld rows", request->rank,
                                            Label(request->args).c_str(), static_cast<long long>(total)));
       }
+      // Work that is enqueued on the rank's stream may still use this memory: the mark of Prepare moves behind it.
+      const int error = MarkReady(*request);
+      if (error != 0) return CudaError(error, "marking an output");
     }
     return Status();
   }
@@ -340,6 +362,10 @@ class NcclTransport : public DeviceTransport {
         }
         return error;
       case EPL_ALL_GATHER: {
+        const int64_t each = EqualRows(all);
+        if (each > 0) {
+          return api_.ncclAllGather(args.inputs[0], rank.output, each * row, type, rank.comm, rank.stream);
+        }
         int64_t at = 0;
         for (int source = 0; error == 0 && source < members_.size(); ++source) {
           const int64_t count = RowsOf(all, source, -1) * row;
@@ -352,6 +378,10 @@ class NcclTransport : public DeviceTransport {
         return error;
       }
       case EPL_REDUCE_SCATTER: {
+        if (args.counts[0] > 0 && args.counts[0] % (row * members_.size()) == 0) {
+          return api_.ncclReduceScatter(args.inputs[0], rank.output, args.counts[0] / members_.size(), type, reduction,
+                                        rank.comm, rank.stream);
+        }
         int64_t at = 0;
         for (int target = 0; error == 0 && target < members_.size(); ++target) {
           const int64_t count = PartOf(op, target) * row;

@@ -10,6 +10,7 @@
 #include "comm/reduce.h"
 #include "tests/check.h"
 #include "tests/client.h"
+#include "tests/gpu/stand_in.h"
 
 namespace epl_test {
 namespace {
@@ -79,7 +80,13 @@ struct Case {
   bool in_place = false;
   bool scaled = false;
   int seed = 0;
+  std::vector<epl::gpu::Stream> streams;  // on GPUs: by local rank
 
+  void UseStream(size_t local, Call* call) const {
+    if (streams.empty()) return;
+    gpu_stand_in::UseGpu(static_cast<int>(local));
+    call->args.stream = streams[local];
+  }
   int size() const { return static_cast<int>(rank_process.size()); }
   int64_t element() const { return epl::SizeOf(dtype); }
   double Scale(int rank) const { return scaled ? (rank % 2 == 0 ? 2 : 0.5) : 1; }
@@ -155,6 +162,7 @@ void RunFused(const Case& it) {
     call->args.reduce_op = it.op;
     call->args.root = it.root;
     call->args.scale = it.Scale(ranks[local]);
+    it.UseStream(local, call.get());
     call->Submit(it.communicator, ranks[local]);
     calls.push_back(std::move(call));
   }
@@ -210,6 +218,7 @@ void RunRows(const Case& it) {
     call->args.reduce_op = it.op;
     call->args.row_elements = row;
     call->args.scale = it.Scale(rank);
+    it.UseStream(local, call.get());
     call->Submit(it.communicator, rank);
     calls.push_back(std::move(call));
   }
@@ -242,11 +251,13 @@ void RunRows(const Case& it) {
   }
 }
 
-void RunAll(epl_communicator* communicator, const std::vector<int>& rank_process, int process) {
+void RunAll(epl_communicator* communicator, const std::vector<int>& rank_process, int process,
+            const std::vector<epl::gpu::Stream>& streams = {}) {
   Case it;
   it.rank_process = rank_process;
   it.process = process;
   it.communicator = communicator;
+  it.streams = streams;
   std::vector<std::vector<int64_t>> shapes = {{1}, {0}, {}, {37, 0, 5, 1}, {70001}};
   if (!quick) shapes.push_back({300007, 3, 100000});
   std::vector<int64_t> rows = {0, 1, 9, 5000};
@@ -262,7 +273,8 @@ void RunAll(epl_communicator* communicator, const std::vector<int>& rank_process
         it.seed++;
         it.kind = EPL_ALL_REDUCE;
         it.in_place = it.seed % 2 == 0;
-        it.scaled = it.seed % 3 == 0;
+        // On GPUs only sums are scaled.
+        it.scaled = it.seed % 3 == 0 && (streams.empty() || op == EPL_SUM);
         RunFused(it);
         it.kind = EPL_REDUCE;
         it.root = it.seed % it.size();
@@ -305,6 +317,29 @@ void RunTransport(const std::string& transport, const std::vector<int>& rank_pro
       300);
 }
 
+// All ranks in one process, each with a GPU of its own.
+void RunOnGpus(int ranks) {
+  Options options = MakeOptions(1);
+  RunProcesses(
+      1,
+      [&](int process) {
+        {
+          Job job(options, process);
+          epl_communicator* communicator = job.Make("world", Even(1, ranks), "nccl");
+          CHECK(std::string("nccl") == epl_communicator_transport(communicator));
+          std::vector<epl::gpu::Stream> streams;
+          for (int rank = 0; rank < ranks; ++rank) {
+            gpu_stand_in::UseGpu(rank);
+            streams.push_back(gpu_stand_in::MakeStream());
+          }
+          RunAll(communicator, Even(1, ranks), process, streams);
+        }
+        // The streams of the ranks are the test's own.
+        CHECK_WORDS(gpu_stand_in::Leaks() == std::to_string(ranks) + " streams", gpu_stand_in::Leaks());
+      },
+      300);
+}
+
 bool HasGloo() { return strstr(epl_comm_transports(nullptr), "gloo") != nullptr; }
 
 }  // namespace
@@ -312,6 +347,9 @@ bool HasGloo() { return strstr(epl_comm_transports(nullptr), "gloo") != nullptr;
 TEST(kinds_local_1) { RunTransport("local", Even(1, 1), 1); }
 TEST(kinds_local_2) { RunTransport("local", Even(1, 2), 1); }
 TEST(kinds_local_3) { RunTransport("local", Even(1, 3), 1); }
+TEST(kinds_gpu_1) { RunOnGpus(1); }
+TEST(kinds_gpu_2) { RunOnGpus(2); }
+TEST(kinds_gpu_3) { RunOnGpus(3); }
 TEST(kinds_shm_2x1) { RunTransport("shm", Even(2, 1), 2); }
 TEST(kinds_shm_2x2) { RunTransport("shm", Even(2, 2), 2); }
 TEST(kinds_shm_3x1) { RunTransport("shm", Even(3, 1), 3); }

@@ -1,0 +1,308 @@
+// The stand-in's NCCL. Each rank posts what it sends on a board and takes what the others posted, on its own stream.
+
+#include <stdio.h>
+#include <string.h>
+
+#include <condition_variable>
+#include <map>
+#include <memory>
+#include <mutex>
+
+#include "comm/reduce.h"
+#include "tests/gpu/stand_in.h"
+
+using epl::gpu::Stream;
+using epl::gpu::UniqueId;
+using gpu_stand_in::Access;
+
+namespace {
+
+using Bytes = std::vector<uint8_t>;
+
+// What one rank posts of its k-th collective.
+struct Post {
+  std::string what;  // kind, dtype, count, root: the same on every rank
+  Bytes bytes;
+  double scale;
+};
+
+// The ranks of one communicator.
+struct Board {
+  std::mutex mutex;
+  std::condition_variable changed;
+  std::map<std::pair<int64_t, int>, Post> posts;                 // by number of the collective and rank
+  std::map<std::pair<int64_t, int>, int> takers;                 // how many ranks have taken it
+  std::map<std::pair<int, int>, std::map<int64_t, Bytes>> mail;  // by sender and receiver: by number
+  bool aborted = false;
+};
+
+std::mutex boards_mutex;
+std::map<std::string, std::shared_ptr<Board>> boards;
+
+}  // namespace
+
+namespace epl {
+namespace gpu {
+
+struct ncclComm {
+  std::shared_ptr<Board> board;
+  int rank, size, gpu;
+  int64_t collectives = 0;                           // enqueued so far
+  std::map<int, int64_t> sent, received;             // by peer
+  std::map<int, std::pair<int, double>> reductions;  // scaled sums: dtype and factor
+  int last_reduction = 100;
+};
+
+}  // namespace gpu
+}  // namespace epl
+
+namespace {
+
+using epl::gpu::Comm;
+
+epl_dtype DtypeOf(int type) {
+  switch (type) {
+    case epl::gpu::kInt8:
+      return EPL_INT8;
+    case epl::gpu::kUint8:
+      return EPL_UINT8;
+    case epl::gpu::kInt32:
+      return EPL_INT32;
+    case epl::gpu::kInt64:
+      return EPL_INT64;
+    case epl::gpu::kFloat16:
+      return EPL_FLOAT16;
+    case epl::gpu::kFloat32:
+      return EPL_FLOAT32;
+    case epl::gpu::kFloat64:
+      return EPL_FLOAT64;
+  }
+  gpu_stand_in::Misuse("dtype " + std::to_string(type));
+}
+
+epl_reduce_op ReductionOf(int reduction) {
+  if (reduction == epl::gpu::kProd) return EPL_PROD;
+  if (reduction == epl::gpu::kMin) return EPL_MIN;
+  if (reduction == epl::gpu::kMax) return EPL_MAX;
+  return EPL_SUM;
+}
+
+// All ranks' posts, once they are there and agree; empty if the communicator was aborted.
+std::vector<Post> Meet(const std::shared_ptr<Board>& board, int rank, int size, int64_t number, Post own) {
+  std::unique_lock<std::mutex> lock(board->mutex);
+  board->posts[{number, rank}] = own;
+  board->changed.notify_all();
+  std::vector<Post> all;
+  for (int other = 0; other < size; ++other) {
+    board->changed.wait(lock, [&] { return board->aborted || board->posts.count({number, other}) > 0; });
+    if (board->aborted) return {};
+    all.push_back(board->posts[{number, other}]);
+    if (all.back().what != own.what) {
+      gpu_stand_in::Misuse("rank " + std::to_string(rank) + " does " + own.what + " where rank " +
+                           std::to_string(other) + " does " + all.back().what);
+    }
+  }
+  for (int other = 0; other < size; ++other) {
+    if (++board->takers[{number, other}] < size) continue;
+    board->takers.erase({number, other});
+    board->posts.erase({number, other});
+  }
+  return all;
+}
+
+// Work of the group that is being collected, by this thread.
+thread_local int group_depth = 0;
+struct Grouped {
+  Stream stream;
+  std::string what;
+  std::vector<Access> accesses;
+  std::function<void()> work;
+};
+thread_local std::vector<Grouped> grouped;
+
+void Add(Comm comm, Stream stream, const std::string& what, std::vector<Access> accesses, std::function<void()> work) {
+  if (gpu_stand_in::GpuOf(stream) != comm->gpu) gpu_stand_in::Misuse(what + " on a stream of another context");
+  grouped.push_back({stream, what, std::move(accesses), std::move(work)});
+}
+
+void EndGroup() {
+  for (Grouped& each : grouped) gpu_stand_in::Enqueue(each.stream, each.what, each.accesses, std::move(each.work));
+  grouped.clear();
+}
+
+enum class Result { kReduced, kRoot, kGathered, kScattered };
+
+// One collective of a rank: `count` elements in, `written` elements out.
+int Collective(const char* name, Result result, const void* from, void* to, size_t count, int type, int reduction,
+               int root, Comm comm, Stream stream) {
+  const epl_dtype dtype = DtypeOf(type);
+  const size_t bytes = count * epl::SizeOf(dtype);
+  const int size = comm->size, rank = comm->rank;
+  // A reduction to one rank alone leaves the others' outputs as they are; a broadcast reads at its root alone.
+  const bool reads = result != Result::kRoot || rank == root;
+  const bool writes = result != Result::kReduced || root < 0 || rank == root;
+  const size_t in = result == Result::kScattered ? bytes * size : bytes;
+  const size_t out = result == Result::kGathered ? bytes * size : bytes;
+  double scale = 1;
+  const auto scaled = comm->reductions.find(reduction);
+  if (scaled != comm->reductions.end()) scale = scaled->second.second;
+  const epl_reduce_op op = ReductionOf(reduction);
+  const std::string what = std::string(name) + " of " + std::to_string(count) + " elements of dtype " +
+                           std::to_string(type) + ", root " + std::to_string(root);
+  std::vector<Access> accesses;
+  if (reads) accesses.push_back({from, in, false});
+  if (writes) accesses.push_back({to, out, true});
+  const int64_t number = comm->collectives++;
+  std::shared_ptr<Board> board = comm->board;
+  const bool outer = group_depth == 0;
+  Add(comm, stream, what, accesses, [=] {
+    Post own = {what, Bytes(), scale};
+    if (reads) own.bytes.assign(static_cast<const uint8_t*>(from), static_cast<const uint8_t*>(from) + in);
+    const std::vector<Post> all = Meet(board, rank, size, number, std::move(own));
+    if (all.empty() || !writes) return;
+    if (result == Result::kRoot) {
+      memcpy(to, all[root].bytes.data(), bytes);
+    } else if (result == Result::kGathered) {
+      for (int source = 0; source < size; ++source) {
+        memcpy(static_cast<uint8_t*>(to) + source * bytes, all[source].bytes.data(), bytes);
+      }
+    } else {
+      std::vector<const void*> sources;
+      std::vector<double> scales;
+      for (const Post& post : all) {
+        sources.push_back(post.bytes.data() + (result == Result::kScattered ? rank * bytes : 0));
+        scales.push_back(post.scale);
+      }
+      Bytes reduced(bytes + 1);
+      epl::Reduce(dtype, op, reduced.data(), sources.data(), scales.data(), size, count);
+      memcpy(to, reduced.data(), bytes);
+    }
+  });
+  if (outer) EndGroup();
+  return 0;
+}
+
+}  // namespace
+
+extern "C" {
+
+int ncclGetUniqueId(UniqueId* id) {
+  static int last = 0;
+  memset(id, 0, sizeof(*id));
+  snprintf(id->bytes, sizeof(id->bytes), "board %d", ++last);
+  return 0;
+}
+
+int ncclCommInitRank(Comm* comm, int size, UniqueId id, int rank) {
+  std::lock_guard<std::mutex> lock(boards_mutex);
+  std::shared_ptr<Board>& board = boards[id.bytes];
+  if (board == nullptr) board = std::make_shared<Board>();
+  *comm = new epl::gpu::ncclComm;
+  (*comm)->board = board;
+  (*comm)->rank = rank;
+  (*comm)->size = size;
+  (*comm)->gpu = gpu_stand_in::CurrentGpu();
+  gpu_stand_in::Count("communicators", 1);
+  return 0;
+}
+
+int ncclCommDestroy(Comm comm) {
+  if (!comm->reductions.empty()) gpu_stand_in::Misuse("a communicator ends with scaled sums of its own");
+  delete comm;
+  gpu_stand_in::Count("communicators", -1);
+  return 0;
+}
+
+int ncclCommAbort(Comm comm) {
+  {
+    std::lock_guard<std::mutex> lock(comm->board->mutex);
+    comm->board->aborted = true;
+  }
+  comm->board->changed.notify_all();
+  gpu_stand_in::Count("communicators", -1);
+  return 0;
+}
+
+int ncclCommGetAsyncError(Comm, int* error) {
+  *error = 0;
+  return 0;
+}
+
+const char* ncclGetErrorString(int) { return "an error of the stand-in"; }
+
+int ncclRedOpCreatePreMulSum(int* reduction, void* scalar, int type, int, Comm comm) {
+  double scale = 0;
+  if (type == epl::gpu::kFloat64) {
+    scale = *static_cast<double*>(scalar);
+  } else if (type == epl::gpu::kFloat32) {
+    scale = *static_cast<float*>(scalar);
+  } else {
+    // The value of a float16: exponent and fraction, as far as the tests' factors need them.
+    const uint16_t bits = *static_cast<uint16_t*>(scalar);
+    scale = (1 + (bits & 0x3ff) / 1024.0) * static_cast<double>(1 << (bits >> 10)) / (1 << 15);
+  }
+  *reduction = ++comm->last_reduction;
+  comm->reductions[*reduction] = {type, scale};
+  return 0;
+}
+
+int ncclRedOpDestroy(int reduction, Comm comm) { return comm->reductions.erase(reduction) == 1 ? 0 : 4; }
+
+int ncclAllReduce(const void* from, void* to, size_t count, int type, int reduction, Comm comm, Stream stream) {
+  return Collective("ncclAllReduce", Result::kReduced, from, to, count, type, reduction, -1, comm, stream);
+}
+int ncclReduce(const void* from, void* to, size_t count, int type, int reduction, int root, Comm comm, Stream stream) {
+  return Collective("ncclReduce", Result::kReduced, from, to, count, type, reduction, root, comm, stream);
+}
+int ncclBroadcast(const void* from, void* to, size_t count, int type, int root, Comm comm, Stream stream) {
+  return Collective("ncclBroadcast", Result::kRoot, from, to, count, type, epl::gpu::kSum, root, comm, stream);
+}
+int ncclAllGather(const void* from, void* to, size_t count, int type, Comm comm, Stream stream) {
+  return Collective("ncclAllGather", Result::kGathered, from, to, count, type, epl::gpu::kSum, -1, comm, stream);
+}
+int ncclReduceScatter(const void* from, void* to, size_t count, int type, int reduction, Comm comm, Stream stream) {
+  return Collective("ncclReduceScatter", Result::kScattered, from, to, count, type, reduction, -1, comm, stream);
+}
+
+int ncclSend(const void* from, size_t count, int type, int peer, Comm comm, Stream stream) {
+  const size_t bytes = count * epl::SizeOf(DtypeOf(type));
+  const int64_t number = comm->sent[peer]++;
+  std::shared_ptr<Board> board = comm->board;
+  const std::pair<int, int> way = {comm->rank, peer};
+  Add(comm, stream, "ncclSend", {{from, bytes, false}}, [=] {
+    const uint8_t* begin = static_cast<const uint8_t*>(from);
+    std::lock_guard<std::mutex> lock(board->mutex);
+    board->mail[way][number].assign(begin, begin + bytes);
+    board->changed.notify_all();
+  });
+  if (group_depth == 0) EndGroup();
+  return 0;
+}
+
+int ncclRecv(void* to, size_t count, int type, int peer, Comm comm, Stream stream) {
+  const size_t bytes = count * epl::SizeOf(DtypeOf(type));
+  const int64_t number = comm->received[peer]++;
+  std::shared_ptr<Board> board = comm->board;
+  const std::pair<int, int> way = {peer, comm->rank};
+  Add(comm, stream, "ncclRecv", {{to, bytes, true}}, [=] {
+    std::unique_lock<std::mutex> lock(board->mutex);
+    board->changed.wait(lock, [&] { return board->aborted || board->mail[way].count(number) > 0; });
+    if (board->aborted) return;
+    if (board->mail[way][number].size() != bytes) gpu_stand_in::Misuse("ncclRecv of another size than ncclSend");
+    memcpy(to, board->mail[way][number].data(), bytes);
+    board->mail[way].erase(number);
+  });
+  if (group_depth == 0) EndGroup();
+  return 0;
+}
+
+int ncclGroupStart() {
+  ++group_depth;
+  return 0;
+}
+int ncclGroupEnd() {
+  if (--group_depth == 0) EndGroup();
+  return 0;
+}
+
+}  // extern "C"
