@@ -112,6 +112,36 @@ uint16_t HalfBits(double value) {
   return result;
 }
 
+// Buffers of a fused collective that are shorter than kSmallBytes travel together, packed into one buffer of
+// kPackBytes: each collective costs the latency of a ring, a copy on the device some microseconds. 100 buffers of 40 KB
+// between 2 ranks took 262 ms, one of 4 MB 5.3 ms (NCCL over sockets).
+constexpr int64_t kSmallBytes = 256 << 10;
+constexpr int64_t kPackBytes = 8 << 20;
+
+// Runs of small buffers that fit into one pack, by index; a buffer that is large, or alone in its run, is in none. The
+// same on every rank, whose counts are equal.
+std::vector<std::vector<int>> MakePacks(const epl_collective& args) {
+  std::vector<std::vector<int>> packs;
+  if (args.kind != EPL_ALL_REDUCE && args.kind != EPL_REDUCE && args.kind != EPL_BROADCAST) return packs;
+  const int64_t element = SizeOf(args.dtype);
+  std::vector<int> pack;
+  int64_t packed = 0;
+  auto close = [&] {
+    if (pack.size() > 1) packs.push_back(pack);
+    pack.clear();
+    packed = 0;
+  };
+  for (int i = 0; i < args.num_buffers; ++i) {
+    const int64_t bytes = args.counts[i] * element;
+    if (bytes == 0 || bytes >= kSmallBytes) continue;
+    if (packed + bytes > kPackBytes) close();
+    pack.push_back(i);
+    packed += bytes;
+  }
+  close();
+  return packs;
+}
+
 // What submitting left in a request.
 struct Ready {
   Event event = nullptr;
@@ -131,6 +161,7 @@ class NcclTransport : public DeviceTransport {
       if (rank.context == nullptr) continue;
       api_.cuCtxSetCurrent(rank.context);
       if (rank.comm != nullptr && !aborted_) api_.ncclCommDestroy(rank.comm);
+      if (rank.pack != 0) api_.cuMemFree_v2(rank.pack);
       api_.cuStreamDestroy_v2(rank.stream);
     }
   }
@@ -200,6 +231,7 @@ class NcclTransport : public DeviceTransport {
     Stream stream = nullptr;
     Comm comm = nullptr;
     uint8_t* output = nullptr;
+    gpu::DeviceAddress pack = 0;  // kPackBytes, used on `stream` alone
   };
   struct Flight {
     std::vector<Event> ends;  // by local rank
@@ -231,9 +263,11 @@ class NcclTransport : public DeviceTransport {
       ranks_[i].context = static_cast<Ready*>(op.requests[i]->event)->context;
       api_.cuCtxSetCurrent(ranks_[i].context);
       int cuda = api_.cuStreamCreate(&ranks_[i].stream, gpu::kStreamNonBlocking);
+      // Here, where NCCL allocates as well: later the driver could wait for collectives that are under way.
+      if (cuda == 0) cuda = api_.cuMemAlloc_v2(&ranks_[i].pack, kPackBytes);
       if (cuda != 0) {
         api_.ncclGroupEnd();
-        return CudaError(cuda, "making a stream");
+        return CudaError(cuda, "making a stream, and the 8 MiB in which small tensors travel together");
       }
       if (error == 0) error = api_.ncclCommInitRank(&ranks_[i].comm, members_.size(), id_, op.requests[i]->rank);
     }
@@ -303,11 +337,72 @@ class NcclTransport : public DeviceTransport {
       Status status = Scaling(*op.requests[i], ranks_[i].comm, &reductions[i], scalings);
       if (!status.ok()) return status;
     }
+    std::vector<bool> packed(op.args().num_buffers, false);
+    for (const std::vector<int>& pack : MakePacks(op.args())) {
+      Status status = EnqueuePack(op, pack, reductions);
+      if (!status.ok()) return status;
+      for (int buffer : pack) packed[buffer] = true;
+    }
     int error = api_.ncclGroupStart();
-    for (size_t i = 0; error == 0 && i < ranks_.size(); ++i) error = EnqueueRank(op, all, i, reductions[i]);
+    for (size_t i = 0; error == 0 && i < ranks_.size(); ++i) error = EnqueueRank(op, all, i, reductions[i], packed);
     const int end = api_.ncclGroupEnd();
     if (error == 0) error = end;
     return error == 0 ? Status() : NcclError(error, "starting a collective");
+  }
+
+  // One collective for several small buffers: copied into the pack, moved, copied out. All on the stream of the
+  // transport, so that the next pack finds the buffer free.
+  Status EnqueuePack(const Op& op, const std::vector<int>& pack, const std::vector<int>& reductions) {
+    int64_t total = 0;
+    for (int buffer : pack) total += op.args().counts[buffer];
+    for (size_t i = 0; i < ranks_.size(); ++i) {
+      api_.cuCtxSetCurrent(ranks_[i].context);
+      const epl_collective& args = op.requests[i]->args;
+      const bool sends = args.kind != EPL_BROADCAST || op.requests[i]->rank == args.root;
+      const int error = sends ? CopyPack(args, pack, ranks_[i], true) : 0;
+      if (error != 0) return CudaError(error, "packing small tensors");
+    }
+    int error = api_.ncclGroupStart();
+    for (size_t i = 0; error == 0 && i < ranks_.size(); ++i) {
+      void* buffer = reinterpret_cast<void*>(static_cast<uintptr_t>(ranks_[i].pack));
+      error = EnqueueFused(op.requests[i]->args, buffer, buffer, total, reductions[i], ranks_[i]);
+    }
+    const int end = api_.ncclGroupEnd();
+    if (error == 0) error = end;
+    if (error != 0) return NcclError(error, "starting a collective of small tensors");
+    for (size_t i = 0; i < ranks_.size(); ++i) {
+      const epl_collective& args = op.requests[i]->args;
+      if (args.kind == EPL_REDUCE && op.requests[i]->rank != args.root) continue;
+      api_.cuCtxSetCurrent(ranks_[i].context);
+      error = CopyPack(args, pack, ranks_[i], false);
+      if (error != 0) return CudaError(error, "unpacking small tensors");
+    }
+    return Status();
+  }
+
+  // Copies inputs into the pack of a rank, or the pack into outputs.
+  int CopyPack(const epl_collective& args, const std::vector<int>& pack, const Rank& rank, bool in) {
+    gpu::DeviceAddress at = rank.pack;
+    int error = 0;
+    for (int buffer : pack) {
+      const int64_t bytes = args.counts[buffer] * SizeOf(args.dtype);
+      const gpu::DeviceAddress own = reinterpret_cast<uintptr_t>(in ? args.inputs[buffer] : args.outputs[buffer]);
+      if (error == 0) error = api_.cuMemcpyDtoDAsync_v2(in ? at : own, in ? own : at, bytes, rank.stream);
+      at += bytes;
+    }
+    return error;
+  }
+
+  int EnqueueFused(const epl_collective& args, const void* input, void* output, int64_t count, int reduction,
+                   const Rank& rank) {
+    const int type = DataTypeOf(args.dtype);
+    if (args.kind == EPL_ALL_REDUCE) {
+      return api_.ncclAllReduce(input, output, count, type, reduction, rank.comm, rank.stream);
+    }
+    if (args.kind == EPL_REDUCE) {
+      return api_.ncclReduce(input, output, count, type, reduction, args.root, rank.comm, rank.stream);
+    }
+    return api_.ncclBroadcast(input, output, count, type, args.root, rank.comm, rank.stream);
   }
 
   // A reduction that multiplies this rank's input first.
@@ -335,7 +430,9 @@ class NcclTransport : public DeviceTransport {
     return Status();
   }
 
-  int EnqueueRank(const Op& op, const std::vector<Announcement>& all, size_t local, int reduction) {
+  // `packed` are the buffers that have travelled in a pack.
+  int EnqueueRank(const Op& op, const std::vector<Announcement>& all, size_t local, int reduction,
+                  const std::vector<bool>& packed) {
     const epl_collective& args = op.requests[local]->args;
     const Rank& rank = ranks_[local];
     const int own = op.requests[local]->rank;
@@ -348,17 +445,8 @@ class NcclTransport : public DeviceTransport {
       case EPL_REDUCE:
       case EPL_BROADCAST:
         for (int i = 0; error == 0 && i < args.num_buffers; ++i) {
-          if (args.counts[i] == 0) continue;
-          if (args.kind == EPL_ALL_REDUCE) {
-            error = api_.ncclAllReduce(args.inputs[i], args.outputs[i], args.counts[i], type, reduction, rank.comm,
-                                       rank.stream);
-          } else if (args.kind == EPL_REDUCE) {
-            error = api_.ncclReduce(args.inputs[i], args.outputs[i], args.counts[i], type, reduction, args.root,
-                                    rank.comm, rank.stream);
-          } else {
-            error = api_.ncclBroadcast(args.inputs[i], args.outputs[i], args.counts[i], type, args.root, rank.comm,
-                                       rank.stream);
-          }
+          if (args.counts[i] == 0 || packed[i]) continue;
+          error = EnqueueFused(args, args.inputs[i], args.outputs[i], args.counts[i], reduction, rank);
         }
         return error;
       case EPL_ALL_GATHER: {

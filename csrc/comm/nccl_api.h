@@ -17,6 +17,7 @@ namespace gpu {
 using Context = struct CUctx_st*;
 using Stream = struct CUstream_st*;
 using Event = struct CUevent_st*;
+using DeviceAddress = unsigned long long;  // CUdeviceptr
 constexpr int kNotReady = 600;
 constexpr unsigned kEventDisableTiming = 2;
 constexpr unsigned kStreamNonBlocking = 1;
@@ -31,16 +32,19 @@ enum DataType { kInt8 = 0, kUint8 = 1, kInt32 = 2, kInt64 = 4, kFloat16 = 6, kFl
 constexpr int kScalarHostImmediate = 1;
 
 // X(result, name in the library, parameters)
-#define EPL_CUDA_FUNCTIONS(X)                          \
-  X(int, cuCtxGetCurrent, (Context*))                  \
-  X(int, cuCtxSetCurrent, (Context))                   \
-  X(int, cuStreamCreate, (Stream*, unsigned))          \
-  X(int, cuStreamDestroy_v2, (Stream))                 \
-  X(int, cuStreamWaitEvent, (Stream, Event, unsigned)) \
-  X(int, cuEventCreate, (Event*, unsigned))            \
-  X(int, cuEventRecord, (Event, Stream))               \
-  X(int, cuEventQuery, (Event))                        \
-  X(int, cuEventDestroy_v2, (Event))                   \
+#define EPL_CUDA_FUNCTIONS(X)                                                  \
+  X(int, cuCtxGetCurrent, (Context*))                                          \
+  X(int, cuCtxSetCurrent, (Context))                                           \
+  X(int, cuStreamCreate, (Stream*, unsigned))                                  \
+  X(int, cuStreamDestroy_v2, (Stream))                                         \
+  X(int, cuStreamWaitEvent, (Stream, Event, unsigned))                         \
+  X(int, cuEventCreate, (Event*, unsigned))                                    \
+  X(int, cuEventRecord, (Event, Stream))                                       \
+  X(int, cuEventQuery, (Event))                                                \
+  X(int, cuEventDestroy_v2, (Event))                                           \
+  X(int, cuMemAlloc_v2, (DeviceAddress*, size_t))                              \
+  X(int, cuMemFree_v2, (DeviceAddress))                                        \
+  X(int, cuMemcpyDtoDAsync_v2, (DeviceAddress, DeviceAddress, size_t, Stream)) \
   X(int, cuGetErrorString, (int, const char**))
 
 #define EPL_NCCL_FUNCTIONS(X)                                                     \

@@ -143,6 +143,46 @@ TEST(gpu_input_in_the_making) {
   });
 }
 
+namespace {
+
+// Sums `num` buffers of `count` floats over 2 ranks; returns how many collectives that took on each.
+int SumMany(int num, int64_t count) {
+  Options options = MakeOptions(1);
+  Job job(options, 0);
+  epl_communicator* communicator = job.Make("world", Even(1, 2), "nccl");
+  std::vector<std::vector<std::vector<float>>> data(2);
+  std::vector<std::unique_ptr<Call>> calls;
+  for (int rank = 0; rank < 2; ++rank) {
+    for (int i = 0; i < num; ++i) data[rank].emplace_back(count, static_cast<float>(rank + i));
+    std::unique_ptr<Call> call = Sum("many", &data[rank][0]);
+    for (int i = 1; i < num; ++i) {
+      call->inputs.push_back(data[rank][i].data());
+      call->outputs.push_back(data[rank][i].data());
+      call->counts.push_back(count);
+    }
+    gpu_stand_in::UseGpu(rank);
+    call->args.stream = gpu_stand_in::MakeStream();
+    call->Submit(communicator, rank);
+    calls.push_back(std::move(call));
+  }
+  for (int rank = 0; rank < 2; ++rank) {
+    CHECK_WORDS(calls[rank]->Wait() == EPL_OK, calls[rank]->message);
+    for (int i = 0; i < num; ++i) {
+      for (float value : data[rank][i]) CHECK(value == 2 * i + 1);
+    }
+  }
+  return gpu_stand_in::NumCollectives() / 2;
+}
+
+}  // namespace
+
+// Small buffers travel together, 8 MiB at a time; large ones go as they are.
+TEST(gpu_small_buffers_travel_together) {
+  RunProcesses(1, [](int) { CHECK(SumMany(100, 10000) == 1); });
+  RunProcesses(1, [](int) { CHECK(SumMany(200, 30000) == 3); });
+  RunProcesses(1, [](int) { CHECK(SumMany(3, 100000) == 3); });
+}
+
 // The stand-in's own word: two streams that use memory with no event between end the process.
 TEST(gpu_stand_in_finds_a_race) {
   for (const bool ordered : {true, false}) {

@@ -260,6 +260,7 @@ void RunAll(epl_communicator* communicator, const std::vector<int>& rank_process
   it.streams = streams;
   std::vector<std::vector<int64_t>> shapes = {{1}, {0}, {}, {37, 0, 5, 1}, {70001}};
   if (!quick) shapes.push_back({300007, 3, 100000});
+  if (!streams.empty()) shapes.push_back({5, 300007, 7});  // small ones next to a large one
   std::vector<int64_t> rows = {0, 1, 9, 5000};
   const std::vector<int64_t> few = rows;
   rows.push_back(70000);  // several slots full

@@ -1,5 +1,6 @@
 // The stand-in's CUDA driver: contexts, streams, events, and the detector of races between streams.
 
+#include <string.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -261,6 +262,23 @@ int cuEventQuery(Event event) {
 int cuEventDestroy_v2(Event event) {
   delete event;
   Count("events", -1);
+  return 0;
+}
+int cuMemAlloc_v2(epl::gpu::DeviceAddress* address, size_t bytes) {
+  CurrentGpu();
+  *address = reinterpret_cast<uintptr_t>(malloc(bytes));
+  Count("buffers", 1);
+  return 0;
+}
+int cuMemFree_v2(epl::gpu::DeviceAddress address) {
+  free(reinterpret_cast<void*>(static_cast<uintptr_t>(address)));
+  Count("buffers", -1);
+  return 0;
+}
+int cuMemcpyDtoDAsync_v2(epl::gpu::DeviceAddress to, epl::gpu::DeviceAddress from, size_t bytes, Stream stream) {
+  void* target = reinterpret_cast<void*>(static_cast<uintptr_t>(to));
+  const void* source = reinterpret_cast<const void*>(static_cast<uintptr_t>(from));
+  Enqueue(stream, "a copy", {{source, bytes, false}, {target, bytes, true}}, [=] { memcpy(target, source, bytes); });
   return 0;
 }
 int cuGetErrorString(int, const char** text) {

@@ -36,6 +36,8 @@ void Enqueue(epl::gpu::Stream stream, const std::string& what, const std::vector
              std::function<void()> work);
 // The GPU of a stream.
 int GpuOf(epl::gpu::Stream stream);
+// How many collectives of NCCL were enqueued, over all ranks.
+int NumCollectives();
 // Names of what was made and not freed: "2 events, 1 streams"; empty if nothing.
 std::string Leaks();
 // Counts a thing of `kind` that is made (1) or freed (-1).
