@@ -13,6 +13,9 @@ replicas of the job have their data:
     data --> gradient --> add rows to m       data --> gradient --> add rows to m
        m * beta --> assign m ---^      =>       '----> barrier --> assign m ---^
 
+A step that is fed has no data to wait for, but its gate: while a replica is still between two steps, and saves its part of
+a checkpoint, no other one writes what belongs to the next.
+
 Writes computed from the data of the gradients, of a metric for example, also wait for the gate.
 
 Runs without the data, or without all of the updates, feed the barriers: a write by itself needs neither.
@@ -72,7 +75,7 @@ def run(rewrite: RewriteContext) -> None:
         trained = view.ancestors(training.gradients)
         data = trained & sources
         ready = _ends(view, (node for node in data if depths[node][0] == 0), depths)
-        if ready:
+        if ready or training.gate:
             early = step_writes | (_of_some_data(view, writes, data) if rewrite.is_plain else set())
             early -= view.ancestors(data | training.gate)
             early = {write for write in early if depths[write][0] == 0}  # an op in a loop cannot wait for ops outside

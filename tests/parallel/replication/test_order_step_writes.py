@@ -256,6 +256,32 @@ def test_an_optimizer_trains_on_though_the_data_of_another_has_ended(init):
         assert not [name for name in changes if "second" not in name and not name.endswith("global_step")]
 
 
+def ancestors_of(op):
+    found, waiting = set(), [op]
+    while waiting:
+        op = waiting.pop()
+        before = [tensor.op for tensor in op.inputs] + list(op.control_inputs)
+        waiting += [each for each in before if each not in found]
+        found.update(before)
+    return found
+
+
+@pytest.mark.parametrize("config", [{}, {"zero__level": "v0"}, {"zero__level": "v1"}], ids=["copies", "v0", "v1"])
+def test_a_fed_step_writes_nothing_before_its_gate(init, config):
+    """The decay of slots waits for all replicas: another one may still save the slots of the step before."""
+    init(2, **config)
+    rows = tf.placeholder(tf.int32, [None], "rows")
+    table = tf.get_variable("table", [6, 2], initializer=tf.ones_initializer())
+    loss = tf.reduce_mean(tf.square(tf.nn.embedding_lookup(table, rows)))
+    tf.train.AdamOptimizer(0.1).minimize(loss)
+    gates = {gate.op.name for gate in rewritten().gates}
+    decays = [op for op in tf.get_default_graph().get_operations() if op.type == "Assign" and "/update" in op.name]
+    assert len(decays) >= 2 and gates  # of two slots
+    for decay in decays:
+        before = {op.name.split("EPL_REPLICA_1/")[-1] for op in ancestors_of(decay)}
+        assert before & gates, decay.name
+
+
 # ---- Runs that are no training steps
 
 
