@@ -160,8 +160,9 @@ typedef struct {
 } epl_collective;
 
 // Called at most once, when the row counts are known and before data moves: rows[r] come from rank r (reduce_scatter:
-// rows of this rank's part alone, num_rows = 1). Returns the output buffer, or NULL to fail the collective. On a GPU the
-// buffer may still be in use by work that is enqueued on args.stream when this returns: the collective comes after it.
+// rows of this rank's part alone, num_rows = 1). Returns the output buffer, or NULL to fail the collective. On a GPU
+// the buffer may still be in use by work that is enqueued on args.stream when this returns: the collective comes after
+// it.
 typedef void* (*epl_allocate_fn)(void* context, const int64_t* rows, int num_rows);
 // Called exactly once, from any thread; the buffers, the description's arrays and strings stay valid until then.
 typedef void (*epl_done_fn)(void* context, int code, const char* message);

@@ -13,8 +13,8 @@ replicas of the job have their data:
     data --> gradient --> add rows to m       data --> gradient --> add rows to m
        m * beta --> assign m ---^      =>       '----> barrier --> assign m ---^
 
-A step that is fed has no data to wait for, but its gate: while a replica is still between two steps, and saves its part of
-a checkpoint, no other one writes what belongs to the next.
+A step that is fed has a gate, but no data to wait for. While one replica saves a checkpoint between two steps, no other
+one writes what belongs to the next step.
 
 Writes computed from the data of the gradients, of a metric for example, also wait for the gate.
 
