@@ -1,4 +1,4 @@
-"""The job that srun or mpirun has started, from the environment of its tasks: how many, which one, on which machines.
+"""The job that srun, mpirun, horovodrun or torchrun has started: how many tasks, which one, on which machines.
 
     srun -n 4 python train.py          task 0   SLURM_PROCID=0, SLURM_STEP_NUM_TASKS=4, SLURM_STEP_NODELIST=...
                                        task 1   SLURM_PROCID=1, ...
@@ -25,13 +25,20 @@ _LOOPBACK = "127.0.0.1"
 
 
 class _Mpi(NamedTuple):
-    """The variables of an MPI launcher: of the rank, the number of ranks, and the same on the own machine."""
+    """The variables of a launcher of ranks: of the rank, the number of ranks, and the same on the own machine.
+
+    Attributes:
+      also: a variable that it sets as well, where those of the rank have names that anybody may use.
+      passing: how its ranks are given a variable, with {} for NAME=value.
+    """
 
     name: str
     rank: str
     size: str
     local_rank: str
     local_size: str
+    also: str = ""
+    passing: str = "mpirun -x {} (-genv with MPICH and Intel MPI)"
 
 
 _MPI = (
@@ -50,9 +57,33 @@ _MPI = (
         "MV2_COMM_WORLD_LOCAL_SIZE",
     ),
     _Mpi("mpirun of MPICH or Intel MPI", "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
+    _Mpi(
+        "horovodrun",
+        "HOROVOD_RANK",
+        "HOROVOD_SIZE",
+        "HOROVOD_LOCAL_RANK",
+        "HOROVOD_LOCAL_SIZE",
+        passing="{} horovodrun ...",
+    ),
+    _Mpi(
+        "torchrun or a PyTorchJob",
+        "RANK",
+        "WORLD_SIZE",
+        "LOCAL_RANK",
+        "LOCAL_WORLD_SIZE",
+        also="MASTER_ADDR",
+        passing="export {} on every machine",
+    ),
 )
-# Equal in all tasks of one mpirun, and different for the next one.
-_MPI_JOBS = ("PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid", "OMPI_MCA_orte_ess_jobid", "PMI_JOBID")
+# Equal in all ranks of one job, and different for another one at the same time.
+_MPI_JOBS = (
+    "PMIX_NAMESPACE",
+    "OMPI_MCA_ess_base_jobid",
+    "OMPI_MCA_orte_ess_jobid",
+    "PMI_JOBID",
+    "HOROVOD_GLOO_RENDEZVOUS_PORT",
+    "MASTER_PORT",
+)
 # Files of hosts that mpirun was told to use; an MPIJob of Kubernetes sets the first or the last of them.
 _MPI_FILES = ("OMPI_MCA_orte_default_hostfile", "PRTE_MCA_prte_default_hostfile", "I_MPI_HYDRA_HOST_FILE")
 
@@ -123,7 +154,7 @@ def _has_terminal(environ: Mapping[str, str]) -> bool:
 
 def _mpi(environ: Mapping[str, str]) -> Optional[SchedulerTask]:
     for mpi in _MPI:
-        if mpi.size in environ:
+        if mpi.size in environ and (mpi.also or mpi.size) in environ:
             return _task(mpi.name, environ, mpi.rank, mpi.size, mpi)
     return None
 
@@ -168,8 +199,8 @@ def _mpi_machines(task: SchedulerTask, mpi: _Mpi, environ: Mapping[str, str]) ->
         raise _unknown(
             task,
             f"{mpi.local_size}={size or '(not set)'}: not all ranks are on this machine, and no list says where they "
-            f"are. Pass one on, in the order of the ranks: mpirun -x {JOB_HOSTS}=node1:4,node2:4 (-genv with MPICH and "
-            "Intel MPI). Inside Slurm start by srun instead",
+            "are. Pass one on, in the order of the ranks: "
+            f"{mpi.passing.format(JOB_HOSTS + '=node1:4,node2:4')}. Inside Slurm start by srun instead",
         )
     try:
         machines = host_lists.fill(host_lists.parse_hosts(text), task.size)
@@ -211,10 +242,11 @@ def _port(task: SchedulerTask, environ: Mapping[str, str]) -> int:
     else:
         job = next((environ[name] for name in _MPI_JOBS if environ.get(name)), "")
     if not job:
+        passing = _MPI[0].passing if task.mpi is None else task.mpi.passing
         raise _unknown(
             task,
             "no variable names the job, so that no port follows from it. Pass a free one on: "
-            f"mpirun -x {JOB_PORT}=23456 (-genv with MPICH and Intel MPI)",
+            f"{passing.format(JOB_PORT + '=23456')}",
         )
     return _FIRST_PORT + zlib.crc32(job.encode()) % _PORTS
 

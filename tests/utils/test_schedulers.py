@@ -1,4 +1,4 @@
-"""What the variables of srun and mpirun say about a job. Real tasks are in tests/cluster/test_scheduler_jobs.py."""
+"""What the variables of launchers say about a job. Real tasks are in tests/cluster/test_scheduler_jobs.py."""
 
 import fcntl
 import os
@@ -35,6 +35,22 @@ def open_mpi(rank=0, size=4, local_rank=0, local_size=2, **more):
     return dict(environ, **more)
 
 
+def horovod(rank=0, size=4, local_rank=0, local_size=4, **more):
+    environ = {
+        "HOROVOD_RANK": str(rank),
+        "HOROVOD_SIZE": str(size),
+        "HOROVOD_LOCAL_RANK": str(local_rank),
+        "HOROVOD_LOCAL_SIZE": str(local_size),
+        "HOROVOD_GLOO_RENDEZVOUS_PORT": "41017",
+    }
+    return dict(environ, **more)
+
+
+def torch(rank=0, size=4, **more):
+    environ = {"MASTER_ADDR": "n1", "MASTER_PORT": "29500", "RANK": str(rank), "WORLD_SIZE": str(size)}
+    return dict(environ, **more)
+
+
 def machines(environ):
     task = schedulers.find(environ)
     return [address.rpartition(":")[0] for address in schedulers.addresses(task, environ)]
@@ -57,6 +73,9 @@ def refusal(environ):
         {},
         slurm(size=1, nodes="n1", counts="1"),
         open_mpi(size=1, local_size=1),
+        horovod(size=1, local_size=1),
+        torch(size=1),
+        {"RANK": "0", "WORLD_SIZE": "4"},  # names that anybody may use
         {"SLURM_PROCID": "0", "SLURM_NTASKS": "4", "SLURM_JOB_NODELIST": "n[1-2]"},  # a script of sbatch
     ],
 )
@@ -76,6 +95,10 @@ def test_one_process_is_no_job(environ):
         (open_mpi(rank=3, local_rank=1, EPL_JOB_HOSTS="a:2,b:2"), ["a", "a", "b", "b"]),
         (open_mpi(rank=3, local_rank=1, EPL_JOB_HOSTS="a,b"), ["a", "a", "b", "b"]),
         ({"PMI_RANK": "1", "PMI_SIZE": "2", "MPI_LOCALNRANKS": "2", "EPL_JOB_PORT": "5000"}, ["127.0.0.1"] * 2),
+        (horovod(rank=3, local_rank=3), ["127.0.0.1"] * 4),
+        (horovod(rank=3, local_rank=1, local_size=2, EPL_JOB_HOSTS="a:2,b:2"), ["a", "a", "b", "b"]),
+        (torch(rank=1, LOCAL_RANK="1", LOCAL_WORLD_SIZE="4"), ["127.0.0.1"] * 4),
+        (torch(rank=1, EPL_JOB_HOSTS="a,b,c,d"), ["a", "b", "c", "d"]),
     ],
 )
 def test_the_machine_of_each_task(environ, expected):
@@ -170,6 +193,9 @@ def test_what_is_no_port_is_refused(port):
         (open_mpi(EPL_JOB_HOSTS="a:x"), "EPL_JOB_HOSTS: 'a:x' is neither host"),
         (open_mpi(rank=2, EPL_JOB_HOSTS="a:3,b:1"), "it is rank 2 of 3 on a, and by OMPI_COMM_WORLD_LOCAL_RANK"),
         (open_mpi(local_size=4, PMIX_NAMESPACE=""), "no variable names the job"),
+        (horovod(local_size=2), "EPL_JOB_HOSTS=node1:4,node2:4 horovodrun"),
+        (torch(rank=3), "export EPL_JOB_HOSTS=node1:4,node2:4 on every machine"),
+        (torch(LOCAL_WORLD_SIZE="4", MASTER_PORT=""), "export EPL_JOB_PORT=23456 on every machine"),
         (slurm(counts="2"), "2 machine(s) and 1 number(s) of tasks"),
         (slurm(counts="2,1"), "the list has 3 task(s)"),
         (slurm(nodes="n[1"), "no list of machines"),
@@ -186,6 +212,7 @@ def test_several_tasks_that_nothing_joins_are_refused(environ, text):
     [
         ({"PMIX_RANK": "0"}, "PMIX_RANK=0: this process is one of several"),
         (slurm(rank=4), "SLURM_PROCID='4' is no number below"),
+        (horovod(rank=""), "HOROVOD_RANK='' is no number below"),
         (slurm(rank="x"), "SLURM_PROCID='x' is no number below"),
     ],
 )
