@@ -13,6 +13,8 @@ import uuid
 
 import pytest
 
+from tests.signals import heed_signals
+
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 LAUNCHER = os.path.join(ROOT, "tools", "epl-launch")
 MARK = "EPL_TEST_MARK"
@@ -43,8 +45,7 @@ class Launch:
             stderr=subprocess.STDOUT,
             start_new_session=True,
             universal_newlines=True,
-            # The test run itself may have been started with Ctrl-C ignored.
-            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+            preexec_fn=heed_signals,
         )
 
     def wait(self, timeout=20):

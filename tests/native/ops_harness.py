@@ -16,6 +16,7 @@ import tensorflow.compat.v1 as tf
 
 from epl.ops.communicator import Communicator
 from epl.ops.job import Job
+from tests.signals import heed_signals
 
 _NAMES = itertools.count()
 _ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
@@ -73,6 +74,7 @@ def start_python(arguments):
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         env=dict(os.environ, PYTHONPATH=os.pathsep.join(paths)),
+        preexec_fn=heed_signals,
     )
 
 

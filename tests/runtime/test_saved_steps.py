@@ -23,7 +23,9 @@ def plain(tmp_path_factory):
 
 
 @pytest.mark.timeout(120)
-@pytest.mark.parametrize("level", ["v0", "v1", "v2"])
+@pytest.mark.parametrize(
+    "level", [pytest.param("v0", marks=pytest.mark.long), "v1", pytest.param("v2", marks=pytest.mark.long)]
+)
 def test_a_worker_that_runs_ahead_leaves_its_slots_to_the_save(plain, tmp_path, level):
     workers = run_workers("fed_slots.py", [level, str(tmp_path)], tmp_path, ["127.0.0.1"] * 2, 100)
     assert [worker.code for worker in workers] == [0, 0], [worker.output for worker in workers]
