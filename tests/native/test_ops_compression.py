@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
 
-from epl.ops.compression import compress, decompress
+from epl.ops.compression import agreed_scale, compress, decompress
 
 
 @pytest.fixture(autouse=True)
@@ -44,3 +44,39 @@ def test_slices_keep_their_indices(session):
     back = decompress(wire, tf.float32, 2.0)
     assert back.indices is slices.indices
     np.testing.assert_array_equal(session.run(back.values), [[1.0], [2.0]])
+
+
+def scale_of(session, tensors, wanted=128.0, terms=1, others=0.0):
+    scale = agreed_scale(tensors, wanted, terms, lambda own: tf.maximum(own, tf.constant(others, tf.float64)))
+    return session.run(tf.convert_to_tensor(scale, tf.float64))
+
+
+def test_the_scale_is_the_wanted_one_where_it_fits(session):
+    assert scale_of(session, [tf.constant([100.0, -250.0])]) == 128
+    assert scale_of(session, [tf.zeros([3])]) == 128
+    assert scale_of(session, [tf.zeros([0]), tf.constant([1e-30], tf.float64)]) == 128
+    assert agreed_scale([tf.constant([1e6], tf.float16), tf.constant([10**6])], 128.0, 1, None) == 128
+
+
+@pytest.mark.parametrize("value", [600.0, -600.0, 6e4, 1e9, 3e38, 2.0**15, 2.0**-120])
+@pytest.mark.parametrize("terms", [1, 3])
+def test_a_smaller_scale_keeps_large_values_and_their_sum_finite(session, value, terms):
+    tensors = [tf.constant([1.0]), tf.IndexedSlices(tf.constant([value]), tf.constant([0]), tf.constant([5]))]
+    scale = scale_of(session, tensors, 2.0**14, terms)
+    largest = max(1.0, abs(value))
+    if scale < 2.0**14:
+        assert np.log2(scale) == np.floor(np.log2(scale))
+        assert 2**14 / terms < largest * scale
+    assert largest * scale * terms <= 2**15
+
+
+def test_the_largest_value_of_all_ranks_counts(session):
+    assert scale_of(session, [tf.constant([1.0])], others=2.0**10) == 32
+
+
+@pytest.mark.parametrize("value", [float("inf"), float("-inf"), float("nan")])
+def test_what_is_not_finite_stays_so(session, value):
+    tensor = tf.constant([value, 1.0])
+    scale = agreed_scale([tensor], 128.0, 1, tf.identity)
+    back = session.run(decompress(compress(tensor, scale), tf.float32, scale))
+    np.testing.assert_array_equal(back, [value, 1.0])

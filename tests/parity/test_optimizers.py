@@ -104,10 +104,10 @@ def test_fp16_on_the_wire(oracle: Oracle, topology: Tuple[int, int]) -> None:
 
 def test_fp16_scale_lifts_small_gradients(oracle: Oracle) -> None:
     """Gradients below the smallest half-precision number survive when they are scaled, and vanish when not."""
-    reference = oracle.plain(models.train_small, factor=1e-8)
+    reference = oracle.plain(models.train_scaled, factor=1e-8)
     oracle.check(
         (1, 2),
-        models.train_small,
+        models.train_scaled,
         reference,
         tolerance=2**-9,
         factor=1e-8,
@@ -115,6 +115,33 @@ def test_fp16_scale_lifts_small_gradients(oracle: Oracle) -> None:
         communication__fp16_scale=2**16,
     )
     answers = oracle.plan(
-        (1, 2), models.train_small, factor=1e-8, communication__fp16=True, communication__fp16_scale=1
+        (1, 2), models.train_scaled, factor=1e-8, communication__fp16=True, communication__fp16_scale=1
     )
     assert answers[0].results["variables"][0]["kernel"] == pytest.approx(0.0, abs=1e-9)
+
+
+@pytest.mark.parametrize("topology", [(1, 2), (2, 1)], ids=topology_name)
+@pytest.mark.parametrize(
+    "config",
+    [
+        {},
+        {"sparse": True},
+        {"communication__gradients_reduce_method": "sum", "rate": 0.5},
+        {"zero__level": "v1"},
+        {"zero__level": "v1", "communication__gradients_reduce_method": "sum", "rate": 0.5},
+        {"optimizer__num_apply_group": 2},
+    ],
+    ids=str,
+)
+def test_fp16_does_not_overflow(oracle: Oracle, topology: Tuple[int, int], config: dict) -> None:
+    """Gradients that are too large for a half-precision number when they are scaled travel with a smaller scale."""
+    reference = oracle.plain(models.train_scaled, factor=1e6, sparse=config.get("sparse", False))
+    oracle.check(
+        topology,
+        models.train_scaled,
+        reference,
+        tolerance=2**-9,
+        factor=1e6,
+        communication__fp16=True,
+        **config,
+    )

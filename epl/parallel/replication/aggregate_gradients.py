@@ -9,7 +9,7 @@ rows is itself a collective, the *gate*: it runs after every replica of the job 
 it. Gradients of shards, which the ranks of a split group compute together, are weighted with the rows of the group.
 """
 
-from typing import Dict, List, Optional, Set, Tuple
+from typing import Dict, List, Optional, Sequence, Set, Tuple
 
 import tensorflow.compat.v1 as tf
 
@@ -159,18 +159,44 @@ def _reduce(
     """All-reduces gradients; returns the reduced ones and the collective ops."""
     communicator, rank = place
     before = tf_compat.last_op_id(rewrite.tf_graph)
-    scale = rewrite.plan.fp16_scale
     counted: List[Gradient] = [
         one if isinstance(one, tf.IndexedSlices) else _of_rows(rewrite, one, share) for one in gradients
     ]
+    scale, agreed = _scale(rewrite, place, key, counted, share)
     sent = counted if scale is None else [compression.compress(gradient, scale) for gradient in counted]
-    received = communicator.all_reduce(sent, rank, key, "sum", weight=share)
+    with tf.control_dependencies(agreed):
+        received = communicator.all_reduce(sent, rank, key, "sum", weight=share)
     if scale is not None:
         received = [
             compression.decompress(new, first_tensor(old).dtype, scale) for old, new in zip(gradients, received)
         ]
     added = tf_compat.ops_since(rewrite.tf_graph, before)
     return received, [op for op in added if op.type in COLLECTIVE_OP_TYPES]
+
+
+def _scale(
+    rewrite: RewriteContext,
+    place: Tuple[Communicator, int],
+    key: str,
+    gradients: Sequence[Gradient],
+    share: tf.Tensor,
+) -> Tuple[Optional[compression.Scale], List[tf.Operation]]:
+    """The scale of gradients that travel as float16, None where they travel as they are; and the ops that agree on it.
+
+    A scalar collective: the one after it on this communicator waits for these ops.
+    """
+    wanted = rewrite.plan.fp16_scale
+    if wanted is None:
+        return None, []
+    communicator, rank = place
+
+    def all_max(largest: tf.Tensor) -> tf.Tensor:
+        with tf.control_dependencies([share.op]):  # as all collectives of gradients, after the gate
+            return communicator.all_reduce(largest, rank, f"{key}/scale", "max")
+
+    terms = communicator.world_size if rewrite.plan.reduce_method == "sum" else 1
+    scale = compression.agreed_scale(gradients, float(wanted), terms, all_max)
+    return scale, [scale.op] if isinstance(scale, tf.Tensor) else []
 
 
 def _of_rows(rewrite: RewriteContext, gradient: tf.Tensor, share: tf.Tensor) -> tf.Tensor:
@@ -194,16 +220,17 @@ def _scatter(
     """Reduce-scatters gradients and connects ZeRO's cuts to the shards; returns the collective ops."""
     communicator, rank = place
     before = tf_compat.last_op_id(rewrite.tf_graph)
-    scale = rewrite.plan.fp16_scale
     scattered = rewrite.graph.state_of(ScatteredGradients)
     assert scattered is not None  # the plan has transfers that are scattered
     cuts = [cut for cut in map(scattered.cut_of, gradients) if cut is not None]
 
     def scatter(lines: tf.Tensor) -> tf.Tensor:
-        with tf.control_dependencies(after):
+        with tf.control_dependencies([*after, *agreed]):
             return communicator.reduce_scatter(lines, rank, key, "sum", weight=share)
 
     counted = [_of_rows(rewrite, gradient, share) for gradient in gradients]
+    with tf.control_dependencies(after):
+        scale, agreed = _scale(rewrite, place, key, counted, share)
     sent = counted if scale is None else [compression.compress(gradient, scale) for gradient in counted]
     parts = reduce_scatter(sent, [cut.member for cut in cuts], scattered.resharder, scatter)
     for cut, gradient, part in zip(cuts, gradients, parts):

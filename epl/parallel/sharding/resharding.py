@@ -30,7 +30,7 @@ import tensorflow.compat.v1 as tf
 
 from epl.ir.taskgraph import DEFAULT_ATTR, RANK_0_ATTR
 from epl.ops.communicator import Communicator
-from epl.ops.compression import compress, decompress
+from epl.ops.compression import agreed_scale, compress, decompress
 from epl.ops.op_types import COLLECTIVE_OP_TYPES
 from epl.parallel.sharding.batch_weights import BatchWeights
 from epl.parallel.sharding.placements import Placement, balanced_sizes, offsets, shard
@@ -198,12 +198,14 @@ class Resharder:
           source: the placement that it has.
           target: the placement that it gets, along another dimension.
           rows: int64, the size of each rank's shard in the placement without sizes; needed if there is one.
-          scale: multiplies the values that are sent as float16.
+          scale: multiplies the values that are sent as float16, unless they are too large for it.
         """
         if self._fp16_scale is None:
             moved = self._move(tensor, source, target, rows)
         else:
-            moved = decompress(self._move(compress(tensor, scale), source, target, rows), tensor.dtype, scale)
+            fitting = agreed_scale([tensor], scale, 1, lambda largest: self.all_reduce(largest, "scale", "max"))
+            sent = compress(tensor, fitting)
+            moved = decompress(self._move(sent, source, target, rows), tensor.dtype, fitting)
         backward = self._fp16_scale or 1.0
         return with_gradient(tensor, moved, lambda grad: self.move(grad, target, source, rows, backward))
 

@@ -165,7 +165,22 @@ def test_all_to_alls_send_float16_if_asked_to():
         np.testing.assert_array_equal(full, X)
         np.testing.assert_allclose(grad, SMALL * part(X, source, rank), rtol=2**-10, atol=SMALL * 1e-4)
         assert grad.dtype == np.float32
-    assert sent == 3 * [("EplAllToAllV", tf.float16), ("EplAllGather", tf.float32), ("EplAllToAllV", tf.float16)]
+    scale = ("EplAllReduce", tf.float64)
+    ways = [("EplAllToAllV", tf.float16), ("EplAllGather", tf.float32), scale, ("EplAllToAllV", tf.float16)]
+    assert sent == 3 * [scale, *ways]
+
+
+def test_all_to_alls_in_float16_do_not_overflow():
+    source, target = shard(0, EVEN), shard(1, (3, 2, 2))
+    large = np.float32(1e6) * X
+
+    def build(resharder, rank):
+        local = tf.constant(part(large, source, rank))
+        return with_gradient(resharder.move(local, source, target), local, part(large, target, rank))
+
+    for rank, (moved, grad) in enumerate(run(build, fp16_scale=1024)):
+        np.testing.assert_allclose(moved, part(large, target, rank), rtol=2**-10, atol=1)
+        np.testing.assert_allclose(grad, part(large, source, rank), rtol=2**-10, atol=1)
 
 
 def test_integers_are_sent_as_they_are():

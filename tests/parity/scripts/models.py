@@ -230,17 +230,22 @@ def train(ctx: Context, name: str, optimizer: str = "sgd", scoped: bool = False,
         ctx.record_variables(sess)
 
 
-def train_small(ctx: Context, factor: float, **config: object) -> None:
+def train_scaled(ctx: Context, factor: float, rate: float = 1.0, sparse: bool = False, **config: object) -> None:
     """Trains a weight with gradients near ``factor``, undone by the learning rate, from zero."""
     ctx.init(**config)
     data = samples()
     x = tf.placeholder(tf.float32, [None, FEATURES], "x")
-    kernel = tf.get_variable("kernel", [FEATURES, 1], initializer=tf.zeros_initializer())
-    loss = factor * tf.reduce_mean(tf.matmul(x, kernel))
-    train_op = tf.train.GradientDescentOptimizer(1.0 / factor).minimize(loss)
+    ids = tf.placeholder(tf.int32, [None, TOKENS], "ids")
+    if sparse:
+        kernel = tf.get_variable("kernel", [VOCABULARY, 4], initializer=tf.zeros_initializer())
+        output = tf.reduce_sum(tf.nn.embedding_lookup(kernel, ids), [1, 2])
+    else:
+        kernel = tf.get_variable("kernel", [FEATURES, 1], initializer=tf.zeros_initializer())
+        output = tf.matmul(x, kernel)
+    train_op = tf.train.GradientDescentOptimizer(rate / factor).minimize(factor * tf.reduce_mean(output))
     with tf.Session() as sess:
         sess.run(tf.global_variables_initializer())
         for step in range(STEPS):
-            sess.run(train_op, {x: ctx.step_rows(data.x, step)})
+            sess.run(train_op, {x: ctx.step_rows(data.x, step), ids: ctx.step_rows(data.ids, step)})
             ctx.record(loss=0.0)
         ctx.record_variables(sess)
