@@ -53,6 +53,7 @@ SECTIONS: Tuple[Tuple[str, str], ...] = (
     ("amp", "Automatic mixed precision"),
     ("cluster", "Devices of the job"),
     ("optimizer", "Application of gradients"),
+    ("debug", "Checks during training"),
 )
 
 KEYS: Tuple[Key, ...] = (
@@ -192,7 +193,7 @@ KEYS: Tuple[Key, ...] = (
         128,
         "factor",
         "With communication.fp16: gradients are multiplied by this before the conversion to float16 and divided by it "
-        "after the collective.",
+        "after the collective. Gradients that would overflow take a smaller power of two, which all ranks agree on.",
     ),
     Key(
         "communication.clip_after_allreduce",
@@ -377,6 +378,20 @@ KEYS: Tuple[Key, ...] = (
         1,
         "groups",
         "Apply gradients in this many groups, one after the other, to save temporary memory.",
+    ),
+    Key(
+        "debug.check_replicas",
+        IntType(minimum=0),
+        0,
+        "steps",
+        "After every so many training steps, compare the variables of all replicas, bit by bit. 0 does not compare.",
+    ),
+    Key(
+        "debug.replicas_differ",
+        ChoiceType("error", "warn"),
+        "error",
+        "",
+        "What debug.check_replicas does about a difference: end the job, or warn each time.",
     ),
 )
 

@@ -38,11 +38,21 @@ def aliased_tensor(view: GraphView, node: int, output: int) -> Optional[Tuple[in
 
 def batch_nodes(view: GraphView, stateful: AbstractSet[str]) -> Set[int]:
     """The nodes computed from data, placeholders or random numbers; not nodes that depend on their shapes only."""
+    return data_descendants(view, batch_sources(view, stateful), set(view.of_types(SHAPE_OPS)))
+
+
+def batch_sources(view: GraphView, stateful: AbstractSet[str]) -> Set[int]:
+    """The nodes that give data, what is fed, or random numbers.
+
+    Args:
+      view: of the graph.
+      stateful: the types of ops that may give another value each time.
+    """
     roots = set(view.of_types(op_types.DATA_SOURCES) + view.user_placeholders())
     variables = set(view.of_types(op_types.VARIABLES))
     others = view.of_types(stateful - op_types.VARIABLES - op_types.SHARED_STATE - op_types.WRITES)
     roots.update(node for node in others if not variables.intersection(view.producers[node]))
-    return data_descendants(view, roots, set(view.of_types(SHAPE_OPS)))
+    return roots
 
 
 def shown_variables(view: GraphView) -> Dict[int, int]:

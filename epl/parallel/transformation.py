@@ -33,6 +33,7 @@ from epl.parallel.replication import (
     batch_division,
     batch_sizes,
     batch_weights,
+    check_replicas,
     clone_replicas,
     divide_batches,
     merge_outputs,
@@ -65,6 +66,7 @@ _CORE_PASSES = (
     select_ops.PASS,
     clone_replicas.PASS,
     sync_variables.PASS,
+    check_replicas.PASS,
     merge_outputs.LOCAL_PASS,
 )
 

@@ -18,6 +18,7 @@ from epl.parallel.sharded_variables.checkpoints import Checkpoints
 from epl.parallel.sharded_variables.fetching import ShardFetches
 from epl.parallel.sharded_variables.variables import InitializedValue
 from epl.runtime.feeds import FeedSharing
+from epl.runtime.replica_check import ReplicaCheck
 from epl.runtime.run_plan import RunPlan, RunPlanner
 from epl.utils import tf_compat
 from epl.utils.errors import PlanError
@@ -60,6 +61,7 @@ class GraphRunner:
         self._checkpoints = rewrite.graph.state_of(Checkpoints)
         self.feeds = FeedSharing(rewrite)
         self._planner = RunPlanner(rewrite)
+        self._replica_check = ReplicaCheck(rewrite)
         self._states: "weakref.WeakKeyDictionary[tf.Session, SessionState]" = weakref.WeakKeyDictionary()
         self._lock = threading.Lock()
         self._replica_lock = threading.Lock()
@@ -167,6 +169,8 @@ class GraphRunner:
                 state.replicas_current = state.processes_current = False
             state.replicas_current &= not plan.written.differs_between_replicas
             state.processes_current &= not plan.written.differs_between_processes
+            if plan.is_collective:
+                self._replica_check.step_done(self._reader(session))
             return result
 
         if plan.is_collective:

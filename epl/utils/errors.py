@@ -68,6 +68,10 @@ class PlanMismatchError(PlanError):
     """The processes of the job built different models, so their collectives would not meet."""
 
 
+class ReplicaError(EplError, RuntimeError):
+    """Variables that replicas must hold with equal bits differ."""
+
+
 class TraceError(EplError, ValueError):
     """A file is no trace, or traces do not fit together."""
 

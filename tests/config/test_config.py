@@ -63,6 +63,8 @@ NEW_DEFAULTS = {
     "gradient_checkpoint.memory_budget": 0,
     "communication.stall_warning": 60.0,
     "communication.timeout": 1800.0,
+    "debug.check_replicas": 0,
+    "debug.replicas_differ": "error",
 }
 BOOL_KEYS = [name for name, default in EPL_DEFAULTS.items() if isinstance(default, bool)]
 
