@@ -13,11 +13,11 @@ CPP_FILES = $(shell find csrc -name build -prune -o \( -name '*.h' -o -name '*.c
 JOBS ?= 2
 PORT ?= 8000
 
-.PHONY: help setup quickstart test test-long coverage lint bench papers docs docs-links docs-serve build package clean
+.PHONY: help setup quickstart test test-long coverage gpu-check lint bench papers docs docs-links docs-serve build package clean
 
 help:
 	@sed -n 's/^#   //p' Makefile
-	@echo "also: make test-long coverage lint bench papers docs docs-links docs-serve build package clean"
+	@echo "also: make test-long coverage gpu-check lint bench papers docs docs-links docs-serve build package clean"
 
 setup:
 	@$(RUN) PYTHON="$(PYTHON)" VENV="$(VENV)" $(BOOT_PYTHON) tools/set_up
@@ -33,6 +33,10 @@ test-long: setup
 
 coverage: setup
 	@$(RUN) $(VENV_PYTHON) -m pytest -n $(JOBS) -m "not long" --cov=epl --cov-report=term $(ARGS)
+
+gpu-check: setup
+	@$(RUN) GPU_CHECK=$(or $(GPU_CHECK),gpu) GPU_CHECK_REPORT=$(abspath $(or $(REPORT),gpu-report.md)) \
+	  $(VENV_PYTHON) -m pytest tests/gpu -n 0 -v $(ARGS); code=$$?; cat $(or $(REPORT),gpu-report.md); exit $$code
 
 lint: setup
 	@$(VENV_PYTHON) -m ruff --version >/dev/null 2>&1 || \

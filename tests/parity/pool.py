@@ -36,6 +36,9 @@ class Answer(NamedTuple):
     error: Optional[str]
 
 
+Settings = Callable[[Topology, int], Dict[str, str]]
+
+
 class ScriptFailed(AssertionError):
     """A script ended with an error, or did not end, in at least one process."""
 
@@ -43,9 +46,10 @@ class ScriptFailed(AssertionError):
 class Group:
     """The processes of one topology, all answering to this one."""
 
-    def __init__(self, topology: Topology, directory: str) -> None:
+    def __init__(self, topology: Topology, directory: str, settings: Settings) -> None:
         self.topology = topology
         self.directory = directory
+        self._settings = settings
         self._connections: List[multiprocessing.connection.Connection] = []
         self._processes: List[subprocess.Popen] = []
         sockets = [_listen() for _ in range(topology.workers)]
@@ -68,6 +72,7 @@ class Group:
                 EPL_COMMUNICATION_START_TIMEOUT="100",
                 EPL_COMMUNICATION_TIMEOUT="100",
             )
+        environment.update(self._settings(self.topology, worker))
         log = self._log_path(worker)
         arguments = [str(theirs.fileno()), *map(str, self.topology), str(worker), self.directory]
         with open(log, "wb") as stream:
@@ -134,7 +139,9 @@ class Group:
 class Pool:
     """The groups of all topologies that were asked for, and the plain runs that were done."""
 
-    def __init__(self) -> None:
+    def __init__(self, settings: Settings = lambda topology, worker: {}) -> None:
+        """Starts nothing yet; `settings`: more environment variables of a worker."""
+        self._settings = settings
         self._directory = tempfile.mkdtemp(prefix="epl_parity_")
         self._groups: Dict[Topology, Group] = {}
         self._known: Dict[Tuple[Any, ...], List[Answer]] = {}
@@ -153,7 +160,7 @@ class Pool:
         if key in self._known:
             return self._known[key]
         if topology not in self._groups:
-            self._groups[topology] = Group(topology, tempfile.mkdtemp(dir=self._directory))
+            self._groups[topology] = Group(topology, tempfile.mkdtemp(dir=self._directory), self._settings)
         try:
             answers = self._groups[topology].run(script, arguments, timeout)
         except BaseException:
