@@ -22,7 +22,7 @@ def _rows(*rows: Any) -> List[Any]:
     return list(rows[:1]) + [pytest.param(*row, marks=pytest.mark.long) for row in rows[1:]]
 
 
-def _sizes(answers: List[Answer], name: str, dim: int) -> List[int]:
+def sizes_of_parts(answers: List[Answer], name: str, dim: int) -> List[int]:
     """How large dimension `dim` of the parts of a variable is, by device."""
     parts = [(part, values) for answer in answers for part, values in answer.results["parts"]]
     found = [
@@ -54,7 +54,7 @@ def _sizes(answers: List[Answer], name: str, dim: int) -> List[int]:
 def test_a_softmax_head(oracle: Oracle, topology: Tuple[int, int], ratios: Sequence[float], columns: List[int]) -> None:
     answers = oracle.check(topology, splits.train, name="head", optimizer="adam", ratios=ratios)
     for name in ("head/kernel", "head/kernel/Adam"):
-        assert _sizes(answers, name, 1) == columns
+        assert sizes_of_parts(answers, name, 1) == columns
 
 
 @pytest.mark.parametrize(
@@ -76,9 +76,9 @@ def test_models(oracle: Oracle, topology: Tuple[int, int], ratios: Sequence[floa
     """Columns then rows of two layers, tables of words, experts, heads of attention."""
     answers = oracle.check(topology, splits.train, name=name, optimizer="momentum", ratios=ratios)
     if name == "seven_experts" and len(ratios) == 2:
-        assert sorted(_sizes(answers, "first", 0)) == ([0, 7] if 0 in ratios else [2, 5])
+        assert sorted(sizes_of_parts(answers, "first", 0)) == ([0, 7] if 0 in ratios else [2, 5])
     if name == "everything" and len(ratios) == 2:
-        assert sorted(_sizes(answers, "first/kernel", 1)) == ([0, 512] if 0 in ratios else [128, 384])
+        assert sorted(sizes_of_parts(answers, "first/kernel", 1)) == ([0, 512] if 0 in ratios else [128, 384])
 
 
 @pytest.mark.parametrize(
@@ -95,9 +95,9 @@ def test_each_scope_has_its_own(
 ) -> None:
     answers = oracle.check(topology, splits.train, name=name, optimizer="momentum", ratios=ratios)
     if topology == (1, 2) and name == "three_scopes":
-        assert _sizes(answers, "table", 0)[1] == 0 or _sizes(answers, "table", 1)[1] == 0
-        assert sorted(_sizes(answers, "first/kernel", 1)) == [256, 256]
-        assert _sizes(answers, "head/kernel", 1) == [0, splits.WIDE]
+        assert sizes_of_parts(answers, "table", 0)[1] == 0 or sizes_of_parts(answers, "table", 1)[1] == 0
+        assert sorted(sizes_of_parts(answers, "first/kernel", 1)) == [256, 256]
+        assert sizes_of_parts(answers, "head/kernel", 1) == [0, splits.WIDE]
 
 
 # Where a device holds nothing, next to the other features of training.

@@ -18,22 +18,19 @@ import tensorflow.compat.v1 as tf
 
 from epl.env import Env
 from epl.ir import op_types
-from epl.ir.colocation import in_taskgraph, phase_of, taskgraph_index
+from epl.ir.colocation import in_taskgraph, taskgraph_index
 from epl.ir.gradient import Gradient
 from epl.ir.gradient_boundary import times
 from epl.ir.graph import Graph, GraphKeys, first_tensor
 from epl.ir.taskgraph import PHASE_ATTR, TASKGRAPH_ATTR, Phase
-from epl.ir.view import GraphView
 from epl.ops.communicator import Communicator
 from epl.ops.communicator_groups import SubCommunicators
-from epl.parallel.costs.op_times import times_on
 from epl.parallel.plan.agreement import meet, refuse_missing_workers
 from epl.parallel.plan.communicators import processes_of, transport_between
 from epl.parallel.plan.replica_groups import ReplicaGroups
 from epl.parallel.plan.scattered_gradients import ScatteredGradients
 from epl.parallel.plan.sections import SplitSection
 from epl.parallel.plan.stages import refuse_other_stages, span_processes, stage_of_op, stage_of_taskgraph
-from epl.parallel.plan.strategy import SplitChoices
 from epl.parallel.plan.unequal_scopes import split_taskgraphs
 from epl.parallel.sharded_variables.computed_parts import ComputedParts
 from epl.parallel.sharded_variables.gradients import ShardedGradients
@@ -43,7 +40,6 @@ from epl.parallel.sharded_variables.variables import SCOPE, shard_variable, wait
 from epl.parallel.sharding.batch_weights import BatchWeights
 from epl.parallel.sharding.group_communicators import GroupCommunicators
 from epl.parallel.sharding.placements import REPLICATED, Placement
-from epl.parallel.sharding.row_dimensions import find_dimensions, without_rows
 from epl.parallel.sharding.shard_owner import SPLIT, NewVariable, ShardedTensor, ShardOwner
 from epl.parallel.sharding.sharded_variables import ShardInfo, objects_of
 from epl.parallel.sharding.stage_streams import StagePass, StageResharder
@@ -54,6 +50,7 @@ from epl.parallel.split.bridges import (
     into_split,
     mean_into_split,
 )
+from epl.parallel.split.decision import decide_split
 from epl.parallel.split.differentiated import Differentiated
 from epl.parallel.split.fetched_values import computed_value, result_value
 from epl.parallel.split.groups import SplitPlan, plan_split
@@ -61,14 +58,10 @@ from epl.parallel.split.inference_rows import InferenceRows
 from epl.parallel.split.late_variables import refuse_late_variables
 from epl.parallel.split.lowering import Lowering
 from epl.parallel.split.outer_reads import gather_outer_reads
-from epl.parallel.split.program import Program
-from epl.parallel.split.readers import with_readers
-from epl.parallel.split.region import Dependence, find_region
+from epl.parallel.split.region import Dependence
 from epl.parallel.split.region_outputs import RegionOutputs
-from epl.parallel.split.resharding_paths import LINKS
 from epl.parallel.split.search import Decision
 from epl.parallel.split.second_gradients import refuse_gradients_of_parts
-from epl.parallel.split.section import decide, section_of
 from epl.utils import tf_compat
 from epl.utils.errors import FeedError, NotAvailableError, PlanError
 
@@ -155,18 +148,12 @@ class SplitModel(ShardOwner, ReplicaGroups):
                 communicator, own, "split", fp16_scale, self._open_stream, self._current_pass
             )
         self._indices = {taskgraph.index for taskgraph in split_taskgraphs(graph)}
-        self._region = find_region(with_readers(_marked(graph)))
+        decided = decide_split(graph, plan, objective)
+        self._region, self._program, decision = decided.region, decided.program, decided.decision
         self._inside = frozenset(self._region.ops)
-        device_type = cluster.device_type.lower()
-        full_inputs = find_full_inputs(graph, objective)
+        full_inputs = decided.full_inputs
         graph.keep_whole(sorted(full_inputs, key=lambda tensor: tensor.name))  # feeds are told, too
-        self._program = Program(
-            self._region, self.ranks, times_on(device_type), fp16_scale is not None, self._ratios_of, full_inputs
-        )
-        self._program.train(objective)
-        decision = decide(self._program, LINKS[device_type], plan.choices, graph.state_of(SplitChoices))
-        report.refuse_full_variables(self._program, decision)
-        graph.keep(SplitSection, section_of(plan, self._program, decision))
+        graph.keep(SplitSection, decided.section)
         logger.info("%s", report.table(self._program, decision))
         self.moved_bytes = sum(report.moved_bytes(self._program, decision))
         self.full_variables: Set[str] = set()
@@ -218,13 +205,6 @@ class SplitModel(ShardOwner, ReplicaGroups):
     def sub_communicators(self) -> List[SubCommunicators]:
         """The communicators of groups, and of the ranks with the same shard."""
         return self.group.sub_communicators
-
-    def _ratios_of(self, op: tf.Operation) -> Optional[Tuple[int, ...]]:
-        """The ratios of the split TaskGraph of an op, () if there are none; None for an op of another TaskGraph."""
-        index = taskgraph_index(op)
-        if index not in self._indices:
-            return None
-        return next((one.ratios for one in self.ratios if one.taskgraph == index), ())
 
     def building(self) -> ContextManager[None]:
         """Ops that are made inside are not the user's: they compute with shards, or in place of his."""
@@ -455,18 +435,3 @@ class SplitModel(ShardOwner, ReplicaGroups):
     def is_of_group(self, output: str) -> bool:
         """Whether the ranks of a group have the value of an output together, given the name of what is merged."""
         return any(self._graph.restored(tensor).name == output for tensor in self._of_groups)
-
-
-def find_full_inputs(graph: Graph, objective: Sequence[Any]) -> Set[tf.Tensor]:
-    """What comes into a model and holds no rows of a batch, by the graph and by `epl.keep_whole`."""
-    view = GraphView(graph.tf_graph)
-    names = [y.name for y in objective if isinstance(y, tf.Tensor)]
-    found = find_dimensions(graph.tf_graph, view, names) if view.user_placeholders() else None
-    told = [] if found is None else [graph.tf_graph.get_tensor_by_name(name) for name in without_rows(found)]
-    return set(told).union(graph.whole_inputs)
-
-
-def _marked(graph: Graph) -> List[tf.Operation]:
-    """The ops of the split TaskGraphs, of the forward phase."""
-    indices = {taskgraph.index for taskgraph in split_taskgraphs(graph)}
-    return [op for op in graph.tf_graph.get_operations() if taskgraph_index(op) in indices and not phase_of(op)]

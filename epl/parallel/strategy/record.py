@@ -50,6 +50,7 @@ class ForwardPass(NamedTuple):
       nodes: the node of each op.
       trained: names of the variables that the model was differentiated by.
       roots: the nodes of the objective.
+      taskgraphs: those of the model then; a scope may get a further one for the ops that train.
     """
 
     ops: Tuple[ForwardOp, ...]
@@ -57,6 +58,7 @@ class ForwardPass(NamedTuple):
     nodes: Tuple[int, ...]
     trained: Tuple[str, ...]
     roots: Tuple[int, ...]
+    taskgraphs: Tuple[TaskGraph, ...]
 
 
 _open: List[List[tf.Graph]] = []  # `recording` that are open, each with what it planned
@@ -112,7 +114,8 @@ def forward_pass(graph: Graph, ys: Any, xs: Sequence[Any]) -> ForwardPass:
     blocks = [marked_block(graph, op.name) for op in found.values()]
     ops = forward.in_blocks(list(found.values()), blocks)
     roots = tuple(view.index[y.op.name] for y in as_list(ys))
-    return ForwardPass(ops, view, tuple(found), tuple(name for name in names if name is not None), roots)
+    trained = tuple(name for name in names if name is not None)
+    return ForwardPass(ops, view, tuple(found), trained, roots, tuple(graph.taskgraphs))
 
 
 def marked_block(graph: Graph, name: str) -> int:
@@ -148,8 +151,8 @@ def strategy_of_pass(graph: Graph, found: ForwardPass) -> Strategy:
         devices=cluster.gpu_num_per_worker,
         device_type=cluster.device_type,
         blocks_origin=_origin_of_blocks(graph) if used is None else used.blocks_origin,
-        blocks=blocks_of(graph.taskgraphs, [_names(found, one.index) for one in graph.taskgraphs]),
-        choices=_choices(graph, found),
+        blocks=blocks_of(found.taskgraphs, [_names(found, one.index) for one in found.taskgraphs]),
+        choices=choices_of(graph.state_of(SplitSection), found),
         settings=strategies.settings_of(env.config.get, lambda key: _origin_of_key(env.config, used, key)),
         ops=found.ops,
     )
@@ -181,9 +184,13 @@ def _origin_of_key(config: Config, used: Optional[Strategy], key: str) -> str:
     return next((one.origin for one in used.settings if one.key == key), "default")
 
 
-def _choices(graph: Graph, found: ForwardPass) -> Tuple[PlannedChoice, ...]:
-    """How the ops of splits are computed, as it was decided when they were differentiated."""
-    section = graph.state_of(SplitSection)
+def choices_of(section: Optional[SplitSection], found: ForwardPass) -> Tuple[PlannedChoice, ...]:
+    """How the ops of splits are computed, by their places in the forward pass; () without a split.
+
+    Args:
+      section: what was decided of the splits; None: nothing yet.
+      found: the forward pass.
+    """
     place = {op.name: number for number, op in enumerate(found.ops)}
     chosen = [one for one in (() if section is None else section.ops) if one.op in place]
     return tuple(sorted(PlannedChoice(place[one.op], one.text()) for one in chosen))

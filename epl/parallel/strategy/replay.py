@@ -95,7 +95,7 @@ def _use(graph: Graph, ys: Any, strategy: Strategy, source: str) -> None:
     _annotate(graph, view, found, strategy, env.config, source)
     _refuse_other_devices(graph, strategy, cluster, source)
     graph.keep(Strategy, strategy)
-    if any(block.kind == "split" for block in strategy.blocks) or strategy.choices:
+    if strategy.choices:  # without any, the splits decide as they do without a strategy
         graph.keep(SplitChoices, _split_choices(list(found.values()), strategy))
 
 

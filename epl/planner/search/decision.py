@@ -29,7 +29,7 @@ from epl.planner.search.planned_model import PlannedModel, planned_model
 from epl.planner.search.reasons import with_origins
 from epl.planner.search.search_time import SearchTime
 from epl.planner.search.speed_balance import SPEED, balanced, is_open, with_balance
-from epl.planner.search.split_choices import SplitChooser
+from epl.planner.search.split_choices import SplitChooser, with_own_choices
 from epl.planner.search.stage_search import StageSearch
 from epl.planner.search.timed_comparison import TimedComparison
 from epl.planner.search.training_batches import (
@@ -83,6 +83,7 @@ def find_strategy(graph: Graph, ys: Any, xs: Sequence[Any]) -> Strategy:
     search_time = SearchTime(float(auto.budget) if auto.steps < 0 else None, may_stop=record.is_recording())
     found = record.forward_pass(graph, ys, xs)
     model = planned_model(graph, found, _SLOTS)
+    model = model._replace(strategy=with_own_choices(model.strategy, graph, found, ys))
     model = model._replace(assumptions=(*model.assumptions, "the optimizer has two slots for each variable, as Adam"))
     config = Env.get().config
     machine = with_memory_fraction(model.machine, config.auto.memory_fraction)

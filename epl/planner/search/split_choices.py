@@ -13,17 +13,18 @@ import tensorflow.compat.v1 as tf
 from epl.env import Env
 from epl.ir.graph import Graph
 from epl.parallel.costs.op_times import OpTimes
-from epl.parallel.plan.strategy import PlannedChoice, SplitChoices
+from epl.parallel.plan.strategy import PlannedChoice, SplitChoices, Strategy
 from epl.parallel.split import report
+from epl.parallel.split.decision import decide_split, find_full_inputs
 from epl.parallel.split.given_choices import choice_of, of_strategy
-from epl.parallel.split.model import find_full_inputs
+from epl.parallel.split.groups import plan_split
 from epl.parallel.split.program import Program
 from epl.parallel.split.readers import with_readers
 from epl.parallel.split.region import find_region
 from epl.parallel.split.resharding_paths import Link
 from epl.parallel.split.search import FULL_VARIABLE, Limits, search
 from epl.parallel.split.shape_inference import OpenShape, open_shapes
-from epl.parallel.strategy.record import ForwardPass
+from epl.parallel.strategy.record import ForwardPass, choices_of
 from epl.planner.machine.collective_costs import CollectiveCosts
 from epl.planner.machine.machine import Machine
 
@@ -35,6 +36,24 @@ _PROBE = 64e6  # bytes of a collective whose time tells the bandwidth
 _MOST_PROGRAMS = 8  # that are kept
 
 Ratios = Tuple[int, ...]
+
+
+def with_own_choices(strategy: Strategy, graph: Graph, found: ForwardPass, ys: Any) -> Strategy:
+    """The strategy of a script with the choices that its own splits would have without the planner.
+
+    Args:
+      strategy: of the script as it is.
+      graph: the model, about to be differentiated.
+      found: its forward pass.
+      ys: its objective.
+
+    Raises:
+      PlanError: the model cannot be split as annotated.
+    """
+    plan = plan_split(graph)
+    if plan is None:
+        return strategy
+    return strategy._replace(choices=choices_of(decide_split(graph, plan, tf.nest.flatten(ys)).section, found))
 
 
 class SplitChooser:
