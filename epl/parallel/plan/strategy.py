@@ -23,6 +23,7 @@ OUTSIDE = -1  # the block of ops before the first scope, if that is a split, whi
 SCOPES = "scopes"  # where blocks come from that the script annotates
 DEFAULT_STRATEGY = "epl.set_default_strategy"  # where the block comes from if the script has no scopes, but this
 NO_ANNOTATION = "default"  # where the block comes from if it has neither
+OF_SCRIPT = (SCOPES, DEFAULT_STRATEGY, NO_ANNOTATION)  # all others are found, for a script that leaves blocks open
 PLANNER = "planner"  # where blocks come from that a search has found
 
 # The configuration keys that a strategy decides.
@@ -36,6 +37,8 @@ DECIDED_KEYS = (
     "optimizer.num_apply_group",
     "auto.balance",
 )
+# Keys that say which devices the blocks have; a strategy has them where they are not as by default.
+LAYOUT_KEYS = ("cluster.colocate_split_and_replicate", "cluster.device_place_prefer_intra_node")
 
 
 class ForwardOp(NamedTuple):
@@ -200,7 +203,7 @@ def _check(strategy: Strategy) -> None:
         if block.outer and block.stage < 1:
             raise ValueError(f"Strategy.blocks[{number}].stage is {block.stage}, not the number of its epl.replicate")
     for number, setting in enumerate(strategy.settings):
-        if setting.key not in DECIDED_KEYS:
+        if setting.key not in DECIDED_KEYS + LAYOUT_KEYS:
             raise ValueError(f"Strategy.settings[{number}].key is {setting.key!r}, which no strategy decides")
         try:
             value = json.loads(setting.value)
@@ -255,8 +258,9 @@ def differences(mine: Strategy, other: Strategy) -> List[str]:
     """What differs between two strategies, in lines for a person: decisions first, then what they were made for."""
     lines = []
     settings = [{one.key: one for one in strategy.settings} for strategy in (mine, other)]
-    for key in DECIDED_KEYS:
-        here, there = [None if key not in found else json.loads(found[key].value) for found in settings]
+    for key in DECIDED_KEYS + LAYOUT_KEYS:
+        unset = json.dumps(KEY_BY_NAME[key].default) if key in LAYOUT_KEYS else "null"
+        here, there = [json.loads(found[key].value if key in found else unset) for found in settings]
         if here != there:
             lines.append(f"{key}: {here!r} -> {there!r}")
     for number in range(max(len(mine.blocks), len(other.blocks))):
@@ -310,7 +314,8 @@ def block_in_words(block: Block) -> str:
 
 def settings_of(get: Callable[[str], Any], provenance: Callable[[str], str]) -> Tuple[Setting, ...]:
     """The decided keys, given `Config.get` and `Config.provenance`."""
-    return tuple(Setting(key, json.dumps(get(key)), provenance(key)) for key in DECIDED_KEYS)
+    other_layout = [key for key in LAYOUT_KEYS if get(key) != KEY_BY_NAME[key].default]
+    return tuple(Setting(key, json.dumps(get(key)), provenance(key)) for key in (*DECIDED_KEYS, *other_layout))
 
 
 def with_values(strategy: Strategy, values: Mapping[str, Any], origin: str = "") -> Strategy:

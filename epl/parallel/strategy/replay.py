@@ -92,6 +92,7 @@ def _use(graph: Graph, ys: Any, strategy: Strategy, source: str) -> None:
     strategies.refuse_other_model(strategy, list(found.values()), source)
     _tell_other_job(strategy, cluster, source)
     _decide_settings(strategy, env.config, source)
+    cluster = _laid_out(strategy, cluster)
     _annotate(graph, view, found, strategy, env.config, source)
     _refuse_other_devices(graph, strategy, cluster, source)
     graph.keep(Strategy, strategy)
@@ -198,13 +199,23 @@ def _decide_settings(strategy: Strategy, config: Config, source: str) -> None:
         )  # fmt: skip
 
 
+def _laid_out(strategy: Strategy, cluster: Cluster) -> Cluster:
+    """The devices of the job, laid out anew where the strategy decides how, and the script has not."""
+    env = Env.get()
+    decided = [one.key for one in strategy.settings if one.key in strategies.LAYOUT_KEYS]
+    if cluster.layout.name == "auto" and any(not env.config.is_set(key) for key in decided):
+        cluster = Cluster(layout="all" if env.config.cluster.colocate_split_and_replicate else None, config=env.config)
+        env.use(cluster)
+    return cluster
+
+
 def _annotate(
     graph: Graph, view: GraphView, found: Dict[int, ForwardOp], strategy: Strategy, config: Config, source: str
 ) -> None:
     """Makes the TaskGraphs of the blocks; those of the script must be equal to them."""
     alone = [block[:2] for block in blocks_of(graph.taskgraphs)] == [("replicate", 1)]
-    is_searched = config.auto.planner == "search" or strategy.blocks_origin == strategies.PLANNER  # now or before
-    leaves_blocks = config.auto.auto_parallel or is_searched
+    is_asked = config.auto.auto_parallel or config.auto.planner == "search"  # for blocks that are found
+    leaves_blocks = is_asked or strategy.blocks_origin not in strategies.OF_SCRIPT
     is_free = not graph.taskgraphs or (leaves_blocks and alone)
     if not is_free:
         _refuse_other_scopes(graph, found, strategy, source)
