@@ -121,6 +121,13 @@ def parameter_bytes(view: GraphView, node: int) -> int:
     return 0 if variable is None else costs_shapes.num_bytes(variable)
 
 
+def variable_shape(view: GraphView, node: int) -> Optional[Tuple[int, ...]]:
+    """The shape of the variable that a node is; None for other nodes, and for a shape that is open."""
+    variable = variable_type(view, node) if view.types[node] in op_types.VARIABLES else None
+    sizes = None if variable is None else variable.shape
+    return None if sizes is None or None in sizes else tuple(size for size in sizes if size is not None)
+
+
 def describe_assumptions(
     view: GraphView, nodes: Mapping[int, ForwardNode], unbounded: Iterable[str], works: Mapping[Signature, OpWork]
 ) -> List[str]:

@@ -21,11 +21,11 @@ import tensorflow.compat.v1 as tf
 
 from epl.ir.dataflow import data_inputs
 from epl.ir.view import GraphView
+from epl.parallel.plan.zero_decisions import block_bytes
 from epl.parallel.rewriting.training_writes import find_training_writes
 from epl.parallel.weights.prefetch import Fetch, Needed, find_uses, plan_fetches, weight_bytes
 from epl.parallel.weights.regions import WeightRegion
 
-BLOCKS = 100  # per step, if all weights are small
 _MAX_STREAMS = 4  # streams, each a communicator; a model whose branches end in separate updates needs more than one
 
 
@@ -79,7 +79,7 @@ def plan_gathers(
             size = weight_bytes(tf_graph, view, sources[0], 0)
             uses.append(use._replace(source=sources[0], output=0, bytes=size))
     together = dict.fromkeys([use.consumer for use in uses], (0, False))
-    fetches = plan_fetches(view, uses, together, region.order, sum(use.bytes for use in uses) // BLOCKS)
+    fetches = plan_fetches(view, uses, together, region.order, block_bytes(sum(use.bytes for use in uses)))
     streams = _streams(fetches, Needed(view, region.order, {w for fetch in fetches for w in fetch.waits}), updates)
     fetched = {(use.consumer, use.position) for stream in streams for fetch in stream for use in fetch.uses}
     values = {place: value for place, value in values.items() if place in fetched}

@@ -35,6 +35,8 @@ from epl.parallel.plan.replica_groups import replica_groups
 from epl.parallel.plan.scattered_gradients import Cut, ScatteredGradients
 from epl.parallel.plan.stages import plan_stages, refuse_other_stages, span_processes, stage_of_op
 from epl.parallel.plan.unequal_scopes import unequal_scopes
+from epl.parallel.plan.zero_decisions import Candidate, scatters_gradients
+from epl.parallel.plan.zero_refusals import refuse_stages_with_groups, refuse_v2
 from epl.parallel.sharded_variables.gradients import ShardedGradients
 from epl.parallel.sharded_variables.initial_values import local_shapes, next_seed
 from epl.parallel.sharded_variables.state import add_owner, sharded_variables
@@ -46,8 +48,6 @@ from epl.parallel.sharding.resharding import Resharder
 from epl.parallel.sharding.shard_owner import ZERO, NewVariable, ShardOwner
 from epl.parallel.sharding.updates import complete_updates
 from epl.parallel.zero import section
-from epl.parallel.zero.partition import Candidate
-from epl.parallel.zero.refusals import refuse_stages_with_groups, refuse_v2
 from epl.parallel.zero.up_front_gathers import gather_pack, packs, values_of_writes
 from epl.parallel.zero.variables import Use, WeightPlaceholder, ZeroVariable, why_full
 from epl.utils import tf_compat
@@ -234,7 +234,7 @@ class ZeroModel(ShardOwner, ScatteredGradients):
 
     def scatters(self, gradient: Gradient) -> bool:
         """Whether a gradient can be reduce-scattered: the graph uses only this rank's shard of the reduced gradient."""
-        if self.level == "v0" or Env.get().config.communication.clip_after_allreduce:  # the user's code gets the mean
+        if not scatters_gradients(self.level, Env.get().config.communication.clip_after_allreduce):
             return False
         return not isinstance(gradient, tf.IndexedSlices) and self.cut_of(gradient) is not None
 

@@ -5,8 +5,8 @@ from typing import Dict, List, Optional, Sequence
 from epl.ir.graph import Graph
 from epl.parallel.plan.loaded import given, misfit
 from epl.parallel.plan.sections import ShardedVariable, ZeroSection
+from epl.parallel.plan.zero_decisions import Candidate, choose_placements
 from epl.parallel.sharding.placements import Placement, shard
-from epl.parallel.zero.partition import Candidate, choose_placements
 
 
 def note(

@@ -8,19 +8,17 @@ is initialized or assigned is in no pack and is gathered first, because that val
 `v2` gathers block by block: `gather_per_use.py`.
 """
 
-from typing import Callable, Collection, Dict, Hashable, Iterable, List, Sequence, Set, Tuple
+from typing import Callable, Collection, Hashable, Iterable, List, Sequence, Set
 
 import tensorflow.compat.v1 as tf
 
 from epl.ir.view import ancestor_ops
 from epl.parallel.costs.shapes import num_elements
+from epl.parallel.plan import zero_decisions
 from epl.parallel.sharded_variables.variables import beside, initializer_of
 from epl.parallel.sharding.packed import Member, all_gather
 from epl.parallel.sharding.resharding import Resharder
 from epl.parallel.zero.variables import ZeroVariable
-
-SMALL = 128 << 10  # bytes of a weight that goes into a pack
-PACK = 4 << 20  # bytes of a full pack
 
 
 def packs(
@@ -35,19 +33,11 @@ def packs(
       group: variables for which it returns different values are in different packs.
       alone: variables that go into no pack; they are the first.
     """
-    found = [[variable] for variable in variables if variable in alone]
-    open_packs: Dict[Tuple[Hashable, tf.DType, str], List[ZeroVariable]] = {}
-    for variable in [one for one in variables if one not in alone]:
-        kind = group(variable), variable.made.variable.dtype.base_dtype, variable.made.variable.device
-        pack = open_packs.get(kind, [])
-        if size_of(variable) > SMALL:
-            found.append([variable])
-        elif pack and sum(map(size_of, pack)) + size_of(variable) <= PACK:
-            pack.append(variable)
-        else:
-            open_packs[kind] = [variable]
-            found.append(open_packs[kind])
-    return found
+    first = [[variable] for variable in variables if variable in alone]
+    others = [variable for variable in variables if variable not in alone]
+    kinds = [(group(one), one.made.variable.dtype.base_dtype, one.made.variable.device) for one in others]
+    found = zero_decisions.packs([size_of(one) for one in others], kinds)
+    return first + [[others[number] for number in pack] for pack in found]
 
 
 def size_of(variable: ZeroVariable) -> int:

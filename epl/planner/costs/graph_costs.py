@@ -18,7 +18,14 @@ from epl.ir.graph import Graph
 from epl.ir.view import GraphView
 from epl.parallel.costs import backward
 from epl.parallel.costs.backward import Signature
-from epl.parallel.costs.costs import RunSums, describe_assumptions, parameter_bytes, signatures_of, sum_of
+from epl.parallel.costs.costs import (
+    RunSums,
+    describe_assumptions,
+    parameter_bytes,
+    signatures_of,
+    sum_of,
+    variable_shape,
+)
 from epl.parallel.costs.custom_gradients import find_custom_gradients
 from epl.parallel.costs.forward_nodes import ForwardNode, read_nodes
 from epl.parallel.costs.functions import FunctionLibrary
@@ -343,6 +350,7 @@ def _model_ops(
                 op_type in op_types.VARIABLES and name in trained,
                 node in by_rows,
                 node in repeatable,
+                variable_shape(view, node),
                 node in checkpoints,
             )
         )

@@ -7,15 +7,13 @@ v2           gather of a block of weights, in the forward and in the backward pa
 offload      copy of a block of weights, as often; with v0 or v1 their gather is in the memory of the hosts
 """
 
-from typing import Collection, Dict, List, NamedTuple, Sequence, Set, Tuple
+from typing import Collection, List, NamedTuple, Sequence, Set, Tuple
 
 from epl.ops import bucketing
+from epl.parallel.plan import zero_decisions
 from epl.parallel.weights.prefetch import WeightUse, cut_blocks, largest
-from epl.parallel.zero.gather_schedule import BLOCKS
-from epl.parallel.zero.partition import WHOLE_SHARE
-from epl.parallel.zero.up_front_gathers import PACK, SMALL
-
-NO_LEVEL, REDUCES, SCATTERS, DROPS = "", "v0", "v1", "v2"  # values of zero.level
+from epl.planner.prediction.facts import TrainedVariable
+from epl.planner.simulator.model_costs import ModelOp
 
 
 class StageVariable(NamedTuple):
@@ -87,19 +85,29 @@ class WeightGather(NamedTuple):
     variables: int
 
 
-def variables_in_parts(sizes: Dict[int, float]) -> Set[int]:
-    """The variables that ZeRO cuts: all but the smallest, which have together at most 2% of the bytes.
+def variables_in_parts(
+    ops: Sequence[ModelOp], variables: Sequence[TrainedVariable], ranks: int, sparse_as_dense: bool
+) -> Set[int]:
+    """The ops of the variables that ZeRO cuts; one whose shape is not known stays whole.
 
     Args:
-      sizes: variable -> bytes.
+      ops: of the model.
+      variables: of a stage, those in no split.
+      ranks: that have them.
+      sparse_as_dense: `communication.sparse_as_dense`.
     """
-    left = WHOLE_SHARE * sum(sizes.values())
-    found = set(sizes)
-    for variable in sorted(sizes, key=lambda one: sizes[one]):
-        if sizes[variable] <= left:
-            left -= sizes[variable]
-            found.discard(variable)
-    return found
+    candidates = []
+    for one in variables:
+        shape = ops[one.op].variable_shape
+        if shape is not None:
+            is_sparse = has_sparse_gradient(one, sparse_as_dense)
+            candidates.append(zero_decisions.Candidate(str(one.op), shape, one.bytes, is_sparse))
+    return set(map(int, zero_decisions.choose_placements(candidates, [0.0] * ranks)))
+
+
+def has_sparse_gradient(variable: TrainedVariable, sparse_as_dense: bool) -> bool:
+    """Whether the gradient of a variable is of rows, and is sent as rows."""
+    return bool(variable.rows) and not sparse_as_dense
 
 
 def plan_gradients(variables: Sequence[StageVariable], scatters: bool, max_splits: int) -> List[GradientBucket]:
@@ -143,20 +151,12 @@ def plan_gathers(
       recomputed: the positions that run a second time.
     """
     cut = sorted((one for one in variables if one.in_parts), key=lambda one: one.uses[:1])
-    return _in_blocks(cut, recomputed) if level == DROPS else _in_packs(cut)
+    return _in_blocks(cut, recomputed) if level == zero_decisions.DROPS else _in_packs(cut)
 
 
 def _in_packs(variables: Sequence[StageVariable]) -> List[WeightGather]:
-    found: List[List[StageVariable]] = []
-    open_packs: Dict[str, List[StageVariable]] = {}
-    for one in variables:
-        pack = open_packs.get(one.dtype, [])
-        if one.bytes <= SMALL and pack and sum(other.bytes for other in pack) + one.bytes <= PACK:
-            pack.append(one)
-            continue
-        found.append([one])
-        if one.bytes <= SMALL:
-            open_packs[one.dtype] = found[-1]
+    found = zero_decisions.packs([one.bytes for one in variables], [one.dtype for one in variables])
+    packs = [[variables[number] for number in pack] for pack in found]
     return [
         WeightGather(
             sum(one.bytes for one in pack),
@@ -166,7 +166,7 @@ def _in_packs(variables: Sequence[StageVariable]) -> List[WeightGather]:
             max(max(one.uses, default=0) for one in pack),
             len(pack),
         )
-        for pack in found
+        for pack in packs
     ]
 
 
@@ -194,7 +194,7 @@ def _in_blocks(variables: Sequence[StageVariable], recomputed: Collection[int]) 
     uses = _uses(variables)
     forward_and_backward = 2 * sum(use.bytes for use in uses)
     found = []
-    for block in cut_blocks(uses, forward_and_backward // BLOCKS):
+    for block in cut_blocks(uses, zero_decisions.block_bytes(forward_and_backward)):
         sizes = {use.source: use.bytes for use in block}
         total = float(sum(sizes.values()))
         again = total if _taken_in(block, recomputed) else 0.0

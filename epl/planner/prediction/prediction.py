@@ -11,10 +11,11 @@ from typing import Dict, List, NamedTuple, Optional, Sequence, Tuple
 from epl.config.config import Config
 from epl.env import Env
 from epl.parallel.plan.strategy import ForwardOp, Strategy
-from epl.parallel.zero.refusals import refuse_stages_with_groups, refuse_v2
+from epl.parallel.plan.zero_decisions import DROPS, scatters_gradients
+from epl.parallel.plan.zero_refusals import refuse_stages_with_groups, refuse_v2
 from epl.planner.machine.collective_costs import CollectiveCosts
 from epl.planner.machine.machine import Machine
-from epl.planner.prediction import gradients, host_memory
+from epl.planner.prediction import host_memory
 from epl.planner.prediction.bounds import StepBound, find_bound
 from epl.planner.prediction.facts import ModelFacts, find_facts
 from epl.planner.prediction.layout import StrategyLayout, decided, lay_out
@@ -282,13 +283,12 @@ def _options(strategy: Strategy, layout: StrategyLayout, config: Config) -> Step
     if zero and len(layout.stages) > 1 and layout.splits:
         is_dedicated = not any(block.outer for block in strategy.blocks)
         refuse_stages_with_groups(zero, is_unequal=False, is_dedicated=is_dedicated)
-    if zero == gradients.DROPS:
+    if zero == DROPS:
         refuse_v2(bool(values["offload.level"]), bool(layout.splits), len(layout.stages))
-    scatters = zero in (gradients.SCATTERS, gradients.DROPS) and not config.communication.clip_after_allreduce
     return StepOptions(
         zero=zero,
         offload=bool(values["offload.level"]),
-        scatters=scatters,
+        scatters=scatters_gradients(zero, bool(config.communication.clip_after_allreduce)),
         checkpoint=str(values["gradient_checkpoint.type"]),
         end_taskgraph=int(values["gradient_checkpoint.end_taskgraph"]),
         budget=int(config.gradient_checkpoint.memory_budget),

@@ -7,7 +7,7 @@
 The cuts are the same for all classes, as their collectives are.
 """
 
-from typing import Dict, FrozenSet, Mapping, NamedTuple, Optional, Sequence, Tuple
+from typing import Dict, FrozenSet, Mapping, NamedTuple, Optional, Sequence, Set, Tuple
 
 import numpy as np
 import tensorflow.compat.v1 as tf
@@ -16,6 +16,7 @@ from epl.ops.compression import compressible
 from epl.parallel.costs.op_times import OpTimes
 from epl.parallel.costs.ops import OpCost
 from epl.parallel.plan.strategy import Strategy
+from epl.parallel.plan.zero_decisions import DROPS
 from epl.planner.machine.machine import Device
 from epl.planner.machine.op_kinds import Kind
 from epl.planner.prediction import gradients
@@ -124,7 +125,7 @@ class StepOptions(NamedTuple):
     @property
     def drops(self) -> bool:
         """Whether weights come in blocks, are dropped after their use, and come again for the backward pass."""
-        return self.offload or self.zero == gradients.DROPS
+        return self.offload or self.zero == DROPS
 
 
 def plan_stages_of_classes(
@@ -182,13 +183,14 @@ class _Maker:
 
     def _variables_in_parts(self) -> FrozenSet[int]:
         """The variables that ZeRO cuts."""
-        found = set()
+        found: Set[int] = set()
         if self._options.zero:
             of_split = {op for op, shares in self._sharded().items() if set(shares) != {1.0}}
             for stage in range(len(self._layout.stages)):
                 own = [one for one in self._facts.variables if self._facts.stage_of[one.op] == stage]
-                sizes = {one.op: float(one.bytes) for one in own if one.op not in of_split}
-                found |= gradients.variables_in_parts(sizes)
+                cut = [one for one in own if one.op not in of_split]
+                dense = self._options.sparse_as_dense
+                found |= gradients.variables_in_parts(self._facts.ops, cut, self._layout.ranks, dense)
         return frozenset(found)
 
     def _sharded(self) -> Mapping[int, Tuple[float, ...]]:
@@ -206,7 +208,7 @@ class _Maker:
             indices, values = [sum(self._costs.tensor_bytes(rows, *one[at]) for one in variable.rows) for at in (0, 1)]
             looked_up = indices + values
             uses = tuple(position[use] for use in variable.uses)
-            is_sparse = bool(variable.rows) and not self._options.sparse_as_dense
+            is_sparse = gradients.has_sparse_gradient(variable, self._options.sparse_as_dense)
             if not is_sparse:
                 indices, values = 0.0, variable.bytes * share
             in_half = self._options.half and compressible(tf.as_dtype(variable.dtype))

@@ -32,6 +32,7 @@ class ModelOp(NamedTuple):
       is_trained: whether it is a variable that the objective is differentiated by.
       by_rows: whether its outputs have rows of the batch, so that they and its work grow with them.
       is_repeatable: whether a backward pass may compute it again, instead of keeping its outputs.
+      variable_shape: of the variable that it is; None if that is not known, and for other ops.
       is_checkpoint: whether the script names it a checkpoint, which is kept (`gradient_checkpoint.type` "collection").
     """
 
@@ -42,6 +43,7 @@ class ModelOp(NamedTuple):
     is_trained: bool
     by_rows: bool
     is_repeatable: bool
+    variable_shape: Optional[Tuple[int, ...]] = None
     is_checkpoint: bool = False
 
 

@@ -7,8 +7,9 @@ import pytest
 import tensorflow.compat.v1 as tf
 
 from epl.ir.taskgraph import HOST_ATTR
+from epl.parallel.plan.zero_decisions import PACK, SMALL
 from epl.parallel.sharded_variables.variables import SCOPE
-from epl.parallel.zero.up_front_gathers import PACK, SMALL, packs
+from epl.parallel.zero.up_front_gathers import packs
 from epl.utils import tf_compat
 
 LARGE = (SMALL // 4 + 1,)

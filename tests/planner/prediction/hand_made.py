@@ -55,7 +55,9 @@ class HandCosts(ModelCosts):
             inputs = [(before, 0)]
             if layer.weight:
                 inputs.append((len(ops) + 1, 0))
-                ops.append(ModelOp(f"w{number}", "VariableV2", (), layer.weight, True, False, False))
+                ops.append(
+                    ModelOp(f"w{number}", "VariableV2", (), layer.weight, True, False, False, (layer.weight // 4,))
+                )
                 ops.append(ModelOp(f"w{number}/read", "Identity", ((len(ops) - 1, 0),), 0, False, False, False))
             before = len(ops)
             self._layer_of[before] = layer

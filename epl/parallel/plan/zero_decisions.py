@@ -1,4 +1,9 @@
-"""Which variables ZeRO shards, and along which dimension. Pure planning: the graph is neither read nor changed.
+"""What ZeRO decides, from sizes and keys alone: the feature changes a graph by it, and the planner costs it.
+
+    choose_placements      which variables are cut, and along which dimension
+    scatters_gradients     whether their gradients are reduced to shards (v1, v2)
+    packs                  which weights one collective gathers (v0, v1)
+    block_bytes            how many bytes of weights come at a time (v2)
 
 The goal is that each rank holds 1/N of the state. Where shards differ by a row, the larger ones go to the ranks that
 hold least so far: the totals of two ranks differ by at most one row of one variable. A variable that is shorter than N
@@ -6,11 +11,15 @@ in every dimension stays full (a [3, 2] weight on 4 ranks). So do the smallest v
 of the bytes, so that a rank communicates few tensors.
 """
 
-from typing import Dict, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Dict, Hashable, List, NamedTuple, Optional, Sequence, Tuple
 
 from epl.parallel.sharding.placements import Placement, balanced_sizes, shard
 
+NO_LEVEL, REDUCES, SCATTERS, DROPS = "", "v0", "v1", "v2"  # values of zero.level
 WHOLE_SHARE = 0.02
+SMALL = 128 << 10  # bytes of a weight that goes into a pack
+PACK = 4 << 20  # bytes of a full pack
+_BLOCKS = 100  # of weights per step, if all weights are small
 
 
 class Candidate(NamedTuple):
@@ -49,6 +58,42 @@ def choose_placements(candidates: Sequence[Candidate], surplus: List[float]) -> 
             left -= one.bytes
             del found[one.name]
     return _balanced([one for one in candidates if one.name in found], found, surplus)
+
+
+def scatters_gradients(level: str, clip_after_allreduce: bool) -> bool:
+    """Whether dense gradients of variables in shards are reduced to their shards; else each rank gets all of the mean.
+
+    Args:
+      level: `zero.level`.
+      clip_after_allreduce: `communication.clip_after_allreduce`: the code of the user gets the mean.
+    """
+    return level in (SCATTERS, DROPS) and not clip_after_allreduce
+
+
+def packs(sizes: Sequence[float], kinds: Sequence[Hashable]) -> List[List[int]]:
+    """The weights of each collective, in the order of the first weight of each.
+
+    Args:
+      sizes: of the full weights in bytes, in the order of their first use.
+      kinds: of the weights; those of different kinds are in different packs.
+    """
+    found: List[List[int]] = []
+    open_packs: Dict[Hashable, List[int]] = {}
+    for number, (size, kind) in enumerate(zip(sizes, kinds)):
+        pack = open_packs.get(kind)
+        if size > SMALL:
+            found.append([number])
+        elif pack and sum(sizes[one] for one in pack) + size <= PACK:
+            pack.append(number)
+        else:
+            open_packs[kind] = [number]
+            found.append(open_packs[kind])
+    return found
+
+
+def block_bytes(total: int) -> int:
+    """Bytes of the weights of a block, given those of all uses in the forward and in the backward pass."""
+    return total // _BLOCKS
 
 
 def _balanced(cut: Sequence[Candidate], placements: Dict[str, Placement], surplus: List[float]) -> Dict[str, Placement]:

@@ -4,8 +4,8 @@ import random
 
 import pytest
 
+from epl.parallel.plan.zero_decisions import WHOLE_SHARE, Candidate, choose_placements
 from epl.parallel.sharding.placements import shard
-from epl.parallel.zero.partition import WHOLE_SHARE, Candidate, choose_placements
 
 
 def resnet_50():
