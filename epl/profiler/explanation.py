@@ -61,7 +61,8 @@ class TaskGraphFacts(NamedTuple):
       devices: its devices in the job, by replica.
       ops: number of the model's ops in a step, those of one micro batch.
       parameters, bytes: number of the trained parameters, and their size; of full variables.
-      flops: phase -> floating point operations of a step, all micro batches. In a split, those of one device.
+      flops: phase -> floating point operations of a step, all micro batches, loops as often as they run; without
+        gradients of inputs that nobody takes. In a split, those of one device.
     """
 
     index: int  # type: ignore[assignment]  # hides a method of tuple
@@ -189,7 +190,7 @@ def _taskgraphs(run: PreparedRun, rewrite: RewriteContext, nodes: Sequence[int])
         times = plan.num_micro_batch if view.nodes[node].name in rewrite.micro_batched else 1
         ops[taskgraph] = ops.get(taskgraph, 0) + 1
         of_taskgraph = flops.setdefault(taskgraph, dict.fromkeys((Phase.FORWARD, Phase.BACKWARD, Phase.APPLY), 0.0))
-        of_taskgraph[phase] += times * costs.flops[node]
+        of_taskgraph[phase] += 0.0 if node in run.step.made.idle else times * costs.flops[node]
     parameters = _parameters(rewrite)
     stages = stage_of_taskgraph(plan.stages)
     return tuple(

@@ -49,7 +49,8 @@ def test_taskgraphs_of_a_pipeline(init):
         assert (one.parameters, one.bytes) == (PARAMETERS, 4 * PARAMETERS)
         assert one.ops > 5 and one.flops[Phase.FORWARD] == pytest.approx(MATMUL, rel=0.05)
         assert one.flops[Phase.APPLY] == 2 * PARAMETERS
-        assert one.flops[Phase.BACKWARD] == pytest.approx(2 * MATMUL, rel=0.05)  # by weights and by inputs
+        # By weights, and by inputs where these are not data: TensorFlow does not compute what no op takes.
+        assert one.flops[Phase.BACKWARD] == pytest.approx((1 + index) * MATMUL, rel=0.05)
 
 
 def test_flops_are_those_of_all_micro_batches_of_a_replica(init):

@@ -13,6 +13,7 @@ import tensorflow.compat.v1 as tf
 from epl.ir import op_types
 from epl.ir.view import GraphView
 from epl.parallel.costs import backward
+from epl.parallel.costs import loops as costs_loops
 from epl.parallel.costs import shapes as costs_shapes
 from epl.parallel.costs.backward import Signature
 from epl.parallel.costs.forward_nodes import ForwardNode, read_nodes, variable_type
@@ -155,7 +156,7 @@ def describe_assumptions(
             unread.append(node)
         if Kind.UNKNOWN in kinds:
             unknown.update(run.node.op for run in work.forward if kind_of(run.node.op) == Kind.UNKNOWN)
-    notes = [f"loop {name}: the number of its iterations is not known and counts as 1" for name in dict.fromkeys(loops)]
+    notes = costs_loops.unbounded_notes(loops)
     if unread:
         notes.append(
             "{} ops call functions ({}, for example), whose bodies count by arguments and results alone".format(

@@ -1,6 +1,10 @@
-"""How often an op inside tf.while_loop runs: the frames of nodes, and the trip counts that the graph shows."""
+"""How often an op inside tf.while_loop runs: the frames of nodes, and the trip counts that the graph shows.
 
-from typing import Collection, Dict, Optional, Tuple
+forward loop     counts a variable up to a bound, which the graph shows
+its gradient     counts the turns of the forward loop down: it runs as often
+"""
+
+from typing import Collection, Dict, Iterable, List, Optional, Tuple
 
 from epl.ir.view import GraphView
 from epl.parallel.costs.folding import Folding, Number
@@ -9,6 +13,7 @@ Frames = Dict[int, Tuple[str, ...]]  # node -> names of the loops it runs in, ou
 
 _ENTERS = frozenset(["Enter", "RefEnter"])
 _EXITS = frozenset(["Exit", "RefExit"])
+_NAMED = 2  # loops that a note names
 
 
 def loop_frames(view: GraphView) -> Frames:
@@ -32,10 +37,29 @@ def loop_frames(view: GraphView) -> Frames:
 def trip_counts(view: GraphView, folding: Folding, frames: Frames) -> Dict[str, Optional[int]]:
     """How often the body of each loop runs, None if the graph does not show it."""
     counts: Dict[str, Optional[int]] = {}
-    for node in view.of_types(["LoopCond"]):
-        if node in frames:
-            counts[frames[node][-1]] = _limit(view, folding, folding.data_inputs(node)[0][0])
+    conditions = {
+        frames[node][-1]: folding.data_inputs(node)[0][0] for node in view.of_types(["LoopCond"]) if node in frames
+    }
+    for name, condition in conditions.items():
+        counts[name] = _limit(view, folding, condition)
+    for name, condition in conditions.items():
+        if counts[name] is None:
+            forward = _counted_down(view, folding, condition)
+            counts[name] = None if forward is None else counts.get(frames[forward][-1])
     return counts
+
+
+def unbounded_notes(names: Iterable[str]) -> List[str]:
+    """What is assumed of loops whose number of turns is not known, in a sentence for all of them; [] if there is none.
+
+    Args:
+      names: of the loops.
+    """
+    loops = list(dict.fromkeys(names))
+    if len(loops) < 2:
+        return [f"loop {name}: the number of its iterations is not known and counts as 1" for name in loops]
+    more = f" and {len(loops) - _NAMED} more" if len(loops) > _NAMED else ""
+    return [f"loops {', '.join(loops[:_NAMED])}{more}: the number of their iterations is not known and counts as 1"]
 
 
 def runs(frames: Frames, counts: Dict[str, Optional[int]], nodes: Collection[int]) -> Dict[int, int]:
@@ -88,6 +112,23 @@ def _counter(view: GraphView, folding: Folding, node: int) -> Tuple[Optional[flo
     steps = [folding.scalar(producer) for producer, _ in folding.data_inputs(added)]
     known = [step for step in steps if step is not None]
     return folding.scalar(enter), known[0] if len(known) == 1 else None
+
+
+def _counted_down(view: GraphView, folding: Folding, condition: int) -> Optional[int]:
+    """The Exit of the counter of a forward loop that the condition of its gradient counts down from; None: of none."""
+    if view.types[condition] != "GreaterEqual":
+        return None
+    merge = folding.data_inputs(condition)[0][0]
+    if view.types[merge] != "Merge":
+        return None
+    enter, back = [producer for producer, _ in folding.data_inputs(merge)]
+    if view.types[enter] not in _ENTERS or view.types[folding.data_inputs(back)[0][0]] != "Sub":
+        return None
+    start = folding.data_inputs(enter)[0][0]
+    if view.types[start] not in _EXITS:
+        return None
+    counter = folding.data_inputs(folding.data_inputs(start)[0][0])[0][0]  # Exit <- Switch <- Merge
+    return start if _counter(view, folding, counter) == (0, 1) else None
 
 
 def _frame_name(view: GraphView, node: int) -> str:

@@ -73,12 +73,14 @@ class StepProgram(NamedTuple):
       program: the program.
       order: the node of the view for each op; -1 for a transfer.
       types: types of the outputs of the nodes.
+      idle: the nodes of the step that TensorFlow does not compute, as no op takes what they make.
       notes: assumptions.
     """
 
     program: SimulatedProgram
     order: List[int]
     types: Types
+    idle: FrozenSet[int]
     notes: Tuple[str, ...]
 
 
@@ -122,7 +124,7 @@ def make_program(
         fetched=tuple(builder.number[node] for node in sorted(step.fetched) if node in builder.number),
         collectives=tuple(tuple(builder.number[node] for node in ranks) for ranks in collectives_of(view, order)),
     )
-    return StepProgram(program, builder.order, types, tuple(notes + builder.notes))
+    return StepProgram(program, builder.order, types, frozenset(idle), tuple(notes + builder.notes))
 
 
 def _sizes_differ(view: GraphView, same_as: Mapping[int, int]) -> bool:
@@ -255,9 +257,8 @@ class _Builder:
         if not frames:
             return {}
         counts = costs_loops.trip_counts(view, self._folding, frames)
-        for name in sorted({frames[node][-1] for node in self._step.nodes if node in frames}):
-            if counts.get(name) is None:
-                self.notes.append(f"loop {name}: the number of its iterations is not known and counts as 1")
+        names = sorted({frames[node][-1] for node in self._step.nodes if node in frames})
+        self.notes += costs_loops.unbounded_notes(name for name in names if counts.get(name) is None)
         return costs_loops.runs(frames, counts, self._step.nodes)
 
     def add(self, node: int, role: str, same: int) -> None:

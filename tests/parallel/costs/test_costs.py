@@ -216,6 +216,18 @@ def test_nested_loops_multiply():
     assert [costs.flops[n] for n in costs.flops if view.types[n] == "MatMul"] == [15 * 128]
 
 
+@pytest.mark.parametrize("counts", [True, False])
+def test_the_gradient_of_a_loop_runs_as_often(counts):
+    x, w = ones(4, 4), tf.get_variable("w", [4, 4])
+    turns = 35 if counts else tf.random_uniform([], 0, 9, tf.int32)
+    y = tf.while_loop(lambda i, _: i < turns, lambda i, y: (i + 1, tf.matmul(y, w)), [0, x])[1]
+    (gradient,) = tf.gradients(y, [w])
+    view, costs = costs_of(gradient)
+    # One in the forward pass, and two in the backward pass.
+    assert [costs.flops[n] for n in costs.flops if view.types[n] == "MatMul"] == [(35 if counts else 1) * 128] * 3
+    assert [note[:5] for note in costs.notes if "iterations" in note] == ([] if counts else ["loops"])
+
+
 def test_a_loop_of_unknown_length_counts_once_and_is_named():
     x = ones(4, 4)
     y = tf.while_loop(lambda y: tf.reduce_sum(y) < 9.0, lambda y: tf.matmul(y, x), [x])
