@@ -46,13 +46,18 @@ def print_at_first_run(tf_graph: tf.Graph) -> None:
         sys.stderr.write(describe_rewritten(graph) + "\n")
 
 
-def describe_rewritten(graph: Graph) -> str:
-    """The explanation of a rewritten graph in tables; its plan, with a warning, if the step cannot be explained."""
+def describe_rewritten(graph: Graph, feed_dict: Optional[Dict[Any, Any]] = None) -> str:
+    """The explanation of a rewritten graph in tables; its plan, with a warning, if the step cannot be explained.
+
+    Args:
+      graph: the graph.
+      feed_dict: what this process would feed, or its shapes; None: nothing is known of it.
+    """
     rewrite = graph.rewritten
     assert rewrite is not None
     try:
         with graph.tf_graph.as_default():
-            return describe(explanation())
+            return describe(explanation(feed_dict=feed_dict))
     except Exception as error:  # the training does not need it
         logger.warning("EPL cannot explain the model (%r): call epl.explain(train_op, feed_dict) in the script.", error)
         return f"EPL: {plan_line.summary(rewrite.plan, rewrite.cluster)}\n\n{plans.describe(rewrite.plan)}"

@@ -26,7 +26,7 @@ def test_text_goes_to_standard_error_once(init, capsys):  # noqa: F811
     out, error = capsys.readouterr()
     assert losses[1] < losses[0] and out == ""
     assert error.count("Simulation:") == 1 and "Strategy:" in error and "TaskGraphs" in error
-    assert "the estimate of memory above knows neither" in error and " \n" not in error
+    assert "the estimate of memory above does not know its speed" in error and " \n" not in error
     assert "what each feature buys" in error and "ZeRO v1" in error
 
 
