@@ -222,7 +222,7 @@ def _plan(parser: argparse.ArgumentParser, options: argparse.Namespace, settings
     # A script that trains in a thread, or catches what ends it, goes on after its model is planned.
     graph = next((found for found in map(Graph.of, planned) if found is not None), None)
     if graph is None:
-        return _ended_without_plan(ended)
+        return _ended_without_plan(ended, options.script)
     config = Env.get().config
     for name, text in settings.items():
         if config.provenance(name) == "code" and config.get(name) != KEY_BY_NAME[name].type.parse(text):
@@ -264,18 +264,20 @@ def _run_script(path: str, arguments: Sequence[str]) -> None:
     runpy.run_path(path, run_name="__main__")
 
 
-def _ended_without_plan(ended: BaseException) -> int:
-    """Says how a script ended that has no plan; the exit code."""
+def _ended_without_plan(ended: BaseException, script: str) -> int:
+    """Says how a script ended that has no plan; the exit code. What EPL refuses is told with the line of the script."""
     from epl.env import Env
     from epl.utils.errors import EplError
 
     if isinstance(ended, SystemExit):
         status = "" if ended.code in (None, 0) else f" with status {ended.code!r}"
         why = f"The script ended{status} and did not train: no gradients of a model were to be run."
+    elif isinstance(ended, EplError):
+        lines = [one.lineno for one in traceback.extract_tb(ended.__traceback__) if one.filename == script]
+        why = f"no plan: {ended}" + (f" ({script}:{lines[-1]})" if lines else "")
     else:
         traceback.print_exception(type(ended), ended, ended.__traceback__)
-        failed = "The script failed." if Env.get().is_ready else "The script failed before it called epl.init."
-        why = f"no plan: {ended}" if isinstance(ended, EplError) else failed
+        why = "The script failed." if Env.get().is_ready else "The script failed before it called epl.init."
     sys.stderr.write(f"epl-plan: {why}\n")
     return NO_PLAN if isinstance(ended, EplError) else SCRIPT_FAILED
 

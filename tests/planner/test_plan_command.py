@@ -127,6 +127,14 @@ def test_scripts_without_a_plan(plan, source, code, message):
     assert got == code and message in error
 
 
+def test_what_is_refused_is_one_message_with_the_line_of_the_script(plan):
+    source = HEAD + MODEL.format(config='{"pipeline.num_stages": 3, "auto.auto_parallel": True}') + TRAIN
+    code, _, error = plan(source=source)
+    assert code == 1 and "Traceback" not in error
+    line = source.splitlines().index("with epl.replicate(1):") + 1
+    assert error.splitlines()[-1].startswith("epl-plan: no plan: auto") and error.endswith(f" (script.py:{line})\n")
+
+
 @pytest.mark.parametrize(
     "model, message",
     [
