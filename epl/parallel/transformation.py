@@ -38,9 +38,11 @@ from epl.parallel.replication import (
     divide_batches,
     merge_outputs,
     order_step_writes,
+    replica_rows,
     select_ops,
     sync_variables,
 )
+from epl.parallel.replication.replica_rows import ReplicaRows
 from epl.parallel.rewriting import contracts, needed_collectives
 from epl.parallel.rewriting.context import RewriteContext
 from epl.parallel.rewriting.contracts import CheckedRewrite
@@ -201,6 +203,8 @@ def transform(tf_graph: Optional[tf.Graph] = None) -> Optional[TransformReport]:
             env.end_unused()
             if rewrite.spans_processes:
                 _open_communicators(rewrite)
+            if rewrite.world_size > 1:
+                _find_replica_rows(rewrite)
             with _changing(graph, rewrite):
                 passes = run_passes(passes_of(features.FEATURES), rewrite)
                 checkpoints = graph.state_of(Checkpoints)
@@ -215,6 +219,18 @@ def transform(tf_graph: Optional[tf.Graph] = None) -> Optional[TransformReport]:
             rewrite.view = None if rewrite.runs_as_it_is else GraphView(graph.tf_graph)
     graph.rewritten = rewrite
     return TransformReport(plan, passes, time.process_time() - start, len(rewrite.cloned), rewrite.local_replicas)
+
+
+def _find_replica_rows(rewrite: RewriteContext) -> None:
+    """Notes what depends on the rows that a replica has. The training does not need it, so no error ends it."""
+    view = rewrite.view = GraphView(rewrite.tf_graph)
+    try:
+        rewrite.graph.keep(ReplicaRows, replica_rows.find(rewrite.graph, rewrite.plan, view, rewrite.global_variables))
+    except Exception as error:
+        logger.warning(
+            "EPL cannot tell whether the step is that of one device on all rows (%r): see 'What equals one device' in "
+            "docs/data_parallelism.md.", error,
+        )  # fmt: skip
 
 
 def _digest_of(graph: Graph, cluster: Cluster, config: Config) -> Optional[GraphDigest]:

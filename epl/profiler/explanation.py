@@ -33,6 +33,7 @@ from epl.parallel.plan.communicators import all_communicators
 from epl.parallel.plan.plan import Plan
 from epl.parallel.plan.stages import stage_of_taskgraph
 from epl.parallel.plan.unequal_scopes import FirstOfGroup, planned_taskgraphs
+from epl.parallel.replication.replica_rows import WRITES, ReplicaRows, RowFinding
 from epl.parallel.rewriting.context import RewriteContext
 from epl.profiler.estimate.estimate import MemoryEstimate, estimate
 from epl.profiler.memory_estimate import PreparedRun, prepare_run
@@ -118,6 +119,7 @@ class Explanation(NamedTuple):
       taskgraphs, collectives, transfers: see there.
       memory: the memory of a step on the devices of this process.
       origins: what the ops of the graph follow from, and the lines that made them.
+      own_rows: what in the step depends on which rows a replica has.
     """
 
     title: str
@@ -127,6 +129,7 @@ class Explanation(NamedTuple):
     transfers: Tuple[TransferFacts, ...]
     memory: MemoryEstimate
     origins: GraphOrigins
+    own_rows: Tuple[RowFinding, ...] = ()
 
 
 def explanation(fetches: Any = None, feed_dict: Optional[Dict[Any, Any]] = None) -> Explanation:
@@ -155,7 +158,14 @@ def explanation(fetches: Any = None, feed_dict: Optional[Dict[Any, Any]] = None)
         _transfers(run, own),
         estimate(run.graph, run.step),
         find_origins(rewrite.graph),
+        _own_rows(graph, frozenset(run.graph.view.nodes[node].name for node in own)),
     )
+
+
+def _own_rows(graph: Graph, names: AbstractSet[str]) -> Tuple[RowFinding, ...]:
+    """What the named ops write, and what the loss and summaries take, that depends on which rows a replica has."""
+    found = graph.state_of(ReplicaRows) or ReplicaRows()
+    return tuple(one for one in found.findings if one.kind != WRITES or not names.isdisjoint(one.ops))
 
 
 def _training_step(graph: Graph) -> List[Any]:

@@ -14,6 +14,7 @@ from epl.parallel.plan import plan as plans
 from epl.parallel.plan import schedule as schedules
 from epl.parallel.plan import schedule_simulator
 from epl.parallel.plan.plan import Plan
+from epl.parallel.replication.replica_rows import describe_rows
 from epl.profiler import output_files, tables
 from epl.profiler.estimate import report
 from epl.profiler.explanation import Explanation, explanation
@@ -74,6 +75,7 @@ def describe(found: Explanation) -> str:
         _titled("Tensors between devices in a step, on one replica:", _transfers(found)),
         _titled("Collectives of a step, on one rank:", _collectives(found)),
         _titled("Gradients and outputs:", plans.describe_gradients(plan)),
+        _titled("What is not that of one device on all rows:", describe_rows(found.own_rows)),
         _titled("Where ops come from:", describe_origins(found.origins)),
         _titled("Features:", plans.describe_batches(plan) + plans.describe_features(plan)),
     ]

@@ -32,6 +32,7 @@ from epl.ir import op_types
 from epl.ir.colocation import phase_of
 from epl.ir.graph import first_tensor
 from epl.ir.taskgraph import Phase
+from epl.parallel.replication.replica_rows import MIXES, WRITES, ReplicaRows, RowFinding
 from epl.parallel.rewriting.context import RewriteContext, Sibling
 from epl.parallel.rewriting.data_waits import outputs_taken
 from epl.parallel.sharded_variables.fetching import ShardFetches
@@ -83,6 +84,7 @@ class RunPlan(NamedTuple):
       first: whole values of variables in parts, to be had before the run, as it changes variables: parts that are read
         while others are updated would be of two steps. What is fetched, and what the run is to be fed.
       choices: of the values of variables in parts, in which the run is to be fed those that there are.
+      own_rows: what in it depends on which rows a replica has.
     """
 
     fetches: Tuple[tf.Tensor, ...]
@@ -103,6 +105,7 @@ class RunPlan(NamedTuple):
     unneeded: FrozenSet[str]
     first: Tuple[tf.Tensor, ...]
     choices: Tuple[InitializedValue, ...]
+    own_rows: Tuple[RowFinding, ...]
 
 
 class Asked(NamedTuple):
@@ -347,6 +350,19 @@ class RunPlanner:
             unneeded=frozenset(name for name in asked.fed if view.index.get(_op_name(name), -1) not in needed | {-1}),
             first=self._first(asked.fetches, needed) if needed & self._updates else (),
             choices=tuple(choice for choice in self._choices if self._chooses(choice, needed, asked.fed)),
+            own_rows=() if repeats_feeds else self._own_rows(needed),
+        )
+
+    def _own_rows(self, needed: AbstractSet[int]) -> Tuple[RowFinding, ...]:
+        """What of a run depends on which rows a replica has: what it writes, and what its gradients are taken of."""
+        found = self._rewrite.graph.state_of(ReplicaRows) or ReplicaRows()
+        differentiates = bool(needed & (self._gradients | self._all_boundaries))
+        return tuple(
+            one
+            for one in found.findings
+            if (one.kind == MIXES and differentiates)
+            or (one.kind == WRITES or differentiates)
+            and any(self._view.index.get(op) in needed for op in one.ops)
         )
 
     def _writes_by_hand(self, asked: Asked) -> Set[int]:

@@ -13,6 +13,7 @@ import tensorflow.compat.v1 as tf
 
 from epl.env import Env
 from epl.ops.job import Job
+from epl.parallel.replication.replica_rows import SHOWS, sentence
 from epl.parallel.rewriting.context import RewriteContext, VariableSync
 from epl.parallel.sharded_variables.checkpoints import Checkpoints
 from epl.parallel.sharded_variables.fetching import ShardFetches
@@ -89,6 +90,7 @@ class GraphRunner:
     ) -> List[Any]:
         """What the user asked for, on all replicas that it concerns."""
         plan = self._planner.plan_run(fetches, targets, feeds)
+        self._tell_own_rows(plan)
         chosen = self._chosen(session, plan.choices)
         if not plan.first and not chosen:
             return self._run(session, plan, fetches, feeds, {}, options, metadata)
@@ -204,6 +206,18 @@ class GraphRunner:
             state = self._states.pop(session, None)
         if state is not None and self._checkpoints is not None:
             self._checkpoints.session_closes(state.number)
+
+    def _tell_own_rows(self, plan: RunPlan) -> None:
+        """Warns once of what a run writes, or differentiates, that depends on which rows a replica has."""
+        rewrite = self.rewrite
+        exact = all(one.kind == SHOWS for one in plan.own_rows)
+        if plan.own_rows and rewrite.graph.says_first("rows shown" if exact else "rows of a replica"):
+            level = logging.INFO if exact else logging.WARNING
+            if rewrite.cluster.worker_index == rewrite.plan.owners[0]:
+                logger.log(
+                    level, "The step is not that of one device on all rows: %s. epl.explain(...) lists all of it; "
+                    "docs/data_parallelism.md says what to do. This is said once.", sentence(plan.own_rows),
+                )  # fmt: skip
 
     def say_whose_metrics(self, fetches: Sequence[str], targets: Sequence[str], feeds: Sequence[str]) -> None:
         """Warns once if Keras is to report what replica 0 computed of its rows alone; all by name."""

@@ -18,6 +18,7 @@ from tests.parity.pool import Answer, Pool, ScriptFailed, Topology
 TOLERANCE = 1e-6
 NOISE = 3.0
 NOISY_TOLERANCE = 5e-6
+NOT_OF_ONE_DEVICE = "that of one device on all rows"
 # (workers, devices): one process with two devices, and two such processes; then, in the long tests, two processes with
 # one device, and four devices.
 TOPOLOGIES = [(1, 2), (2, 2), *(pytest.param(topology, marks=pytest.mark.long) for topology in [(2, 1), (1, 4)])]
@@ -71,13 +72,20 @@ class Oracle:
         reference: Optional[Answer] = None,
         tolerance: float = TOLERANCE,
         own: Sequence[str] = (),
+        told: str = "",
         **arguments: Any,
     ) -> List[Answer]:
-        """Runs the script plain and under a plan, and compares; returns what the plan's processes answered."""
+        """Runs the script plain and under a plan, and compares; returns what the plan's processes answered.
+
+        The plan does not say that the step is not that of one device; or it says what is `told`, where the numbers are
+        equal because of the samples alone.
+        """
         reference = reference or self.plain(script, **arguments)
         answers = self.plan(topology, script, **arguments)
         by_hand = Topology(context.BY_HAND, 1, topology[0] * topology[1])
         compare_with_noise(reference, answers, lambda: self._pool.run(by_hand, script, arguments)[0], tolerance, own)
+        if not own:
+            check_told(answers, told)
         return answers
 
 
@@ -99,6 +107,12 @@ def compare_with_noise(
         if other.error:
             raise
         compare(reference, answers, tolerance, own, noise_of(reference, other))
+
+
+def check_told(answers: List[Answer], told: str = "") -> None:
+    """Fails if a plan says that its step is not that of one device, but for what is `told`."""
+    lines = [line for answer in answers for line in answer.log.splitlines() if NOT_OF_ONE_DEVICE in line]
+    assert [line for line in lines if not told or told not in line] == []
 
 
 def noise_of(reference: Answer, by_hand: Answer) -> Dict[str, float]:

@@ -15,7 +15,7 @@ from epl.parallel.sharding.row_numbers import counts_over_all, counts_rows
 
 _CROSS_ENTROPIES = frozenset(["SparseSoftmaxCrossEntropyWithLogits", "SoftmaxCrossEntropyWithLogits"])
 _DIAGONALS = frozenset(["MatrixDiagPart", "MatrixDiagPartV2", "MatrixDiagPartV3"])
-_GATHERS = frozenset(["Gather", "GatherV2", "GatherNd"])
+GATHERS = frozenset(["Gather", "GatherV2", "GatherNd"])
 # Op type -> the input that has the group of each row.
 _GROUPS = {
     **{"UnsortedSegment" + how: 1 for how in ("Sum", "Max", "Min", "Prod")},
@@ -87,13 +87,13 @@ def find_named_rows(
     picked: Set[int] = set()
     for name, tensors in forward.inputs.items():
         op_type = forward.types[name]
-        if op_type not in _GROUPS and not (op_type in _GATHERS and forward.takes_rows(name)):
+        if op_type not in _GROUPS and not (op_type in GATHERS and forward.takes_rows(name)):
             continue
         ids = tensors[_GROUPS.get(op_type, 1)]
         rows, groups, of_first = (_first(shapes.get(one)) for one in (ids, name + ":0", tensors[0]))
         if rows not in candidates or not forward.as_fed(ids):
             continue
-        if op_type in _GATHERS:
+        if op_type in GATHERS:
             picked |= candidates & {of_first}
         elif groups in candidates or (groups is None and _meets_others(forward, shapes, name, firsts - {rows})):
             grouped.add((rows, groups))
@@ -111,7 +111,7 @@ def _paired(forward: ForwardShapes, shapes: Shapes, candidates: Set[int], firsts
         op_type = forward.types[name]
         entries = (shapes.get(tensors[0]) or ())[-2:] if tensors else ()
         pairs = {number for number in firsts if _holds(entries, number)}
-        if op_type in _DIAGONALS or (len(pairs) > 1 and op_type in _GATHERS and _takes_diagonal(forward, shapes, name)):
+        if op_type in _DIAGONALS or (len(pairs) > 1 and op_type in GATHERS and _takes_diagonal(forward, shapes, name)):
             found |= candidates & pairs
         elif op_type in _CROSS_ENTROPIES and not counts_over_all(forward, tensors[1]):
             classes = entries[-1] if entries else None
@@ -160,7 +160,7 @@ def _meets_others(forward: ForwardShapes, shapes: Shapes, grouping: str, others:
         tensor = stack.pop()
         for name in takers.get(tensor, ()):
             tensors = forward.inputs[name]
-            pickers = forward.as_fed(tensors[1]) if forward.types[name] in _GATHERS and tensors[0] == tensor else set()
+            pickers = forward.as_fed(tensors[1]) if forward.types[name] in GATHERS and tensors[0] == tensor else set()
             if pickers:
                 if pickers != numbers:
                     return True

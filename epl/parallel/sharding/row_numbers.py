@@ -9,8 +9,8 @@ from typing import Iterator, List, Set
 
 from epl.parallel.sharding.forward_shapes import ASKS_SHAPE, ForwardShapes
 
-_COUNTS = frozenset(["Range"] + [op + of for op in ("MatrixDiag", "MatrixSetDiag") for of in ("", "V2", "V3")])
-_NO_VALUES = ASKS_SHAPE | {"OnesLike", "ZerosLike"}
+COUNTS = frozenset(["Range"] + [op + of for op in ("MatrixDiag", "MatrixSetDiag") for of in ("", "V2", "V3")])
+NO_VALUES = ASKS_SHAPE | {"OnesLike", "ZerosLike"}
 # Op type -> the inputs whose values it gives unchanged, or combines element by element.
 _VALUES = {
     **dict.fromkeys(["Add", "AddV2", "Sub", "Mul", "RealDiv", "FloorDiv", "Maximum", "Minimum"], slice(0, 2)),
@@ -61,7 +61,7 @@ def _made_of(forward: ForwardShapes, tensor: str) -> Iterator[str]:
 def _is_constant(forward: ForwardShapes, tensor: str) -> bool:
     """Whether all values are equal, as those of a fed scalar are; or are a shape, which is the same for all rows."""
     name = _node_name(tensor)
-    if forward.types[name] in _NO_VALUES or (forward.is_data(name) and forward.shapes.get(tensor) == ()):
+    if forward.types[name] in NO_VALUES or (forward.is_data(name) and forward.shapes.get(tensor) == ()):
         return True
     value = forward.constant(tensor)
     return value is not None and (value == value.flat[:1]).all()
@@ -69,7 +69,7 @@ def _is_constant(forward: ForwardShapes, tensor: str) -> bool:
 
 def _is_of_data(forward: ForwardShapes, tensor: str) -> bool:
     """Whether a tensor is computed from values of data; a scalar does not count, as it may be a size."""
-    if forward.types[_node_name(tensor)] in _COUNTS:
+    if forward.types[_node_name(tensor)] in COUNTS:
         return False
     found: Set[str] = set()
     stack: List[str] = [tensor]
@@ -81,7 +81,7 @@ def _is_of_data(forward: ForwardShapes, tensor: str) -> bool:
         name = _node_name(tensor)
         if forward.is_data(name) and forward.shapes.get(tensor) != ():
             return True
-        if forward.types[name] not in _NO_VALUES:
+        if forward.types[name] not in NO_VALUES:
             stack += forward.inputs[name]
     return False
 

@@ -86,7 +86,7 @@ def _mean(op: OpInfo) -> Iterator[Choice]:
         for choice in labelled(op, [found.data, []], [found.output], summed=found.axes):
             if choice.inputs[0].dim in found.axes:
                 moved = all_reduced(op, (), 8, 1) if _open_batch(op.inputs[0], choice.inputs[0]) else 0.0
-                yield choice._replace(emit=_emit_mean(found, choice.inputs[0]), moved=moved)
+                yield choice._replace(emit=_emit_mean(found, choice.inputs[0]), moved=moved, averages=True)
     yield from linear(op, 0)
 
 

@@ -114,12 +114,14 @@ class Choice(NamedTuple):
       outputs: the placements of its outputs.
       emit: builds the op; None: the same op on the local tensors.
       moved: bytes that a rank sends inside `emit`, forward and backward.
+      averages: whether the op itself gives the mean over each shard, of which `emit` makes partial sums.
     """
 
     inputs: Tuple[Placement, ...]
     outputs: Tuple[Placement, ...]
     emit: Optional[Emit] = None
     moved: float = 0.0
+    averages: bool = False
 
 
 Rule = Callable[[OpInfo], Iterable[Choice]]

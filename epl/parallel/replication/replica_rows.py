@@ -1,0 +1,229 @@
+"""Values of a training step that depend on which rows a replica has, so that the step is not that of one device.
+
+    writes        a variable is written from the rows of each replica, so that the copies differ
+    mixing ops    the loss takes them, and they compute with several rows together, or with sums over rows
+    shown values  a summary shows a scalar of one replica's rows
+
+The flow of rows (epl/parallel/sharding/row_flow.py) finds writes and mixing ops in the graph of the user. A mean over
+rows is exact, as gradients are averaged. A run tells its own writes and mixing ops in one sentence; `epl.explain()`
+lists those of a step.
+"""
+
+from typing import AbstractSet, Dict, FrozenSet, List, NamedTuple, Sequence, Set, Tuple
+
+import tensorflow.compat.v1 as tf
+
+from epl.ir import op_types
+from epl.ir.dataflow import SHAPE_OPS, data_descendants, data_inputs
+from epl.ir.gradient_boundary import boundary_nodes
+from epl.ir.graph import Graph
+from epl.ir.taskgraph import PHASE_ATTR
+from epl.ir.view import GraphView
+from epl.parallel.plan.plan import Plan, world_size
+from epl.parallel.rewriting.training_writes import find_training_writes
+from epl.parallel.sharding.row_flow import SAME, UNKNOWN, Flow, Output, RowFlow, rows
+from epl.utils.source_line import user_place
+
+WRITES, MIXES, SHOWS = "writes", "mixes", "shows"
+
+_PHASE = PHASE_ATTR.encode()
+_SEED = b"seed2"
+_SHOWN = 2  # findings of a kind in a sentence
+
+
+class RowFinding(NamedTuple):
+    """Ops of one line whose results depend on which rows a replica has.
+
+    Attributes:
+      kind: WRITES, MIXES or SHOWS.
+      ops: their names.
+      place: file and line of the script that made them; of a library, the name of the op.
+      what: what they do, in words.
+    """
+
+    kind: str
+    ops: Tuple[str, ...]
+    place: str
+    what: str
+
+    def __str__(self) -> str:
+        return f"{self.place} {self.what}"
+
+
+class ReplicaRows(NamedTuple):
+    """The findings of a graph, the worst first: writes, ops that mix rows before the loss, shown values."""
+
+    findings: Tuple[RowFinding, ...] = ()
+
+
+def find(graph: Graph, plan: Plan, view: GraphView, global_variables: AbstractSet[str]) -> ReplicaRows:
+    """Finds what depends on the rows that a replica has; nothing in a plan with one replica.
+
+    Args:
+      graph: the annotated model, before the passes.
+      plan: its plan.
+      view: of its graph.
+      global_variables: names of the ops of the variables that a checkpoint has.
+    """
+    if world_size(plan) == 1:
+        return ReplicaRows()
+    calls = [call for call in graph.gradient_calls if call.boundaries]
+    gradients = boundary_nodes(view, calls)
+    written = _written_values(graph.tf_graph, view, global_variables, gradients)
+    objective = {view.index[y.op.name] for call in calls for y in call.ys}
+    nodes = _needed(view, objective | {node for _, values in written.values() for node, _ in values}, gradients)
+    flow = RowFlow(graph.tf_graph, view, nodes, _sources(graph, view, nodes))
+    writing = [
+        (node, variable)
+        for node, (variable, values) in sorted(written.items())
+        if any(not flow.of(value).is_same for value in values)
+    ]
+    before_loss = _needed(view, objective, gradients) if flow.mixing else set()
+    mixing = [(node, what) for node, what in sorted(flow.mixing.items()) if node in before_loss]
+    shown = _shown_values(plan, view)
+    names = _Names(graph, view)
+    return ReplicaRows(
+        tuple(
+            [RowFinding(WRITES, *place, _in_words(variables)) for place, variables in names.by_place(writing)]
+            + [RowFinding(MIXES, *place, whats[0] + _ON_THE_WAY) for place, whats in names.by_place(mixing)]
+            + [RowFinding(SHOWS, *place, _in_words_of_shown(tensors)) for place, tensors in names.by_place(shown)]
+        )
+    )
+
+
+def sentence(findings: Sequence[RowFinding]) -> str:
+    """The findings in one sentence, by line of the script, the worst first."""
+    parts = []
+    for kind in (WRITES, MIXES, SHOWS):
+        told = [str(one) for one in findings if one.kind == kind]
+        if told:
+            more = [f"so do {len(told) - _SHOWN} more lines"] if len(told) > _SHOWN else []
+            parts += told[:_SHOWN] + more
+    return "; ".join(parts)
+
+
+def describe_rows(findings: Sequence[RowFinding]) -> List[str]:
+    """The findings in lines for a person, with their ops."""
+    return [f"{one} ({', '.join(one.ops)})" for one in findings]
+
+
+def _written_values(
+    tf_graph: tf.Graph, view: GraphView, global_variables: AbstractSet[str], gradients: Set[int]
+) -> Dict[int, Tuple[str, List[Output]]]:
+    """The script's writes of global variables: the name of the variable, and what is written."""
+    found: Dict[int, Tuple[str, List[Output]]] = {}
+    writes = [node for node in view.writes() if not _is_of_gradients(view, node)]
+    for node in find_training_writes(tf_graph, view, writes, gradients):
+        variables = set(view.variable_inputs(node))
+        names = [view.nodes[variable].name for variable in sorted(variables)]
+        if global_variables.isdisjoint(names):
+            continue
+        values = [one for one in data_inputs(view, node) if one[0] not in variables and not view.passes_on(one[0])]
+        if values:
+            found[node] = names[0], values
+    return found
+
+
+def _needed(view: GraphView, roots: Set[int], gradients: Set[int]) -> Set[int]:
+    """What values are computed from, but for gradients, which the plan makes equal on all replicas."""
+    found: Set[int] = set()
+    stack = list(roots)
+    while stack:
+        node = stack.pop()
+        if node not in found and node not in gradients and not _is_of_gradients(view, node):
+            found.add(node)
+            if view.types[node] not in op_types.VARIABLES:
+                stack += [one for name, one in zip(view.nodes[node].input, view.producers[node]) if name[0] != "^"]
+    return found
+
+
+def _is_of_gradients(view: GraphView, node: int) -> bool:
+    """Whether an op is of the backward pass, or of the optimizer."""
+    return _PHASE in view.nodes[node].serialized_attrs
+
+
+def _sources(graph: Graph, view: GraphView, nodes: AbstractSet[int]) -> Dict[Output, Flow]:
+    """Where rows begin, among nodes: placeholders and data sources; and random numbers, which each replica draws."""
+    whole = {tensor.name for tensor in graph.whole_inputs}
+    found: Dict[Output, Flow] = {}
+    for node in sorted(nodes & set(view.user_placeholders())):
+        tensor = graph.tf_graph.get_operation_by_name(view.nodes[node].name).outputs[0]
+        found[node, 0] = SAME if tensor.name in whole or _may_be_a_shape(tensor) else _of_data(tensor, SAME)
+    for node in sorted(nodes & set(view.of_types(op_types.DATA_SOURCES))):
+        for at, tensor in enumerate(graph.tf_graph.get_operation_by_name(view.nodes[node].name).outputs):
+            found[node, at] = SAME if tensor.name in whole else _of_data(tensor, UNKNOWN)
+    for node in nodes:
+        if _SEED in view.nodes[node].serialized_attrs and "seed2" in view.nodes[node].attr:
+            found[node, 0] = UNKNOWN
+    return found
+
+
+def _of_data(tensor: tf.Tensor, of_scalar: Flow) -> Flow:
+    """The flow of a tensor that a replica is fed or reads."""
+    if tensor.shape.ndims == 0:
+        return of_scalar
+    if tensor.shape.ndims is None or tensor.dtype in (tf.variant, tf.resource):
+        return UNKNOWN
+    may_be_indices = tensor.dtype == tf.int64 and tensor.shape.ndims == 2  # of a sparse tensor, which number its rows
+    return rows()._replace(counts=may_be_indices)
+
+
+def _may_be_a_shape(placeholder: tf.Tensor) -> bool:
+    """Whether a placeholder may be the dense shape of a sparse one."""
+    return placeholder.dtype == tf.int64 and placeholder.shape.ndims == 1 and placeholder.shape.is_fully_defined()
+
+
+def _shown_values(plan: Plan, view: GraphView) -> List[Tuple[int, str]]:
+    """The summaries of scalars that are those of one replica's rows, and the names of the scalars."""
+    summaries = view.of_types(["ScalarSummary"])
+    own = own_values(view) if summaries else frozenset()
+    merged = {output.tensor for output in plan.outputs}
+    found = []
+    for node in summaries:
+        value, at = data_inputs(view, node)[-1]
+        name = f"{view.nodes[value].name}:{at}"
+        if value in own and name not in merged:
+            found.append((node, name))
+    return found
+
+
+def own_values(view: GraphView) -> FrozenSet[int]:
+    """The nodes that are computed from the rows that a replica has."""
+    data = view.of_types(op_types.DATA_SOURCES) + view.user_placeholders()
+    return frozenset(data_descendants(view, data, set(view.of_types(SHAPE_OPS))))
+
+
+class _Names:
+    """The names and the lines of nodes."""
+
+    def __init__(self, graph: Graph, view: GraphView) -> None:
+        self._tf_graph = graph.tf_graph
+        self._view = view
+
+    def by_place(self, found: Sequence[Tuple[int, str]]) -> List[Tuple[Tuple[Tuple[str, ...], str], List[str]]]:
+        """For each line: names of the nodes that it made, the line, and what is said of each of them."""
+        places: Dict[str, List[Tuple[str, str]]] = {}
+        for node, what in found:
+            name = self._view.nodes[node].name
+            place = user_place(self._tf_graph.get_operation_by_name(name))
+            places.setdefault(name if place is None else f"{place[0]}:{place[1]}", []).append((name, what))
+        return [
+            ((tuple(name for name, _ in ops), place), list(dict.fromkeys(what for _, what in ops)))
+            for place, ops in places.items()
+        ]
+
+
+_ON_THE_WAY = " on the way to the loss: each replica takes its own rows alone"
+
+
+def _in_words(variables: Sequence[str]) -> str:
+    return f"writes {_listed(variables)} from the rows of each replica: the copies differ"
+
+
+def _in_words_of_shown(tensors: Sequence[str]) -> str:
+    return f"shows {_listed(tensors)} of the rows of replica 0 alone"
+
+
+def _listed(names: Sequence[str]) -> str:
+    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+    return ", ".join(f"`{name}`" for name in names[:_SHOWN]) + more

@@ -1,0 +1,566 @@
+"""Flow of the rows of a batch through a graph: which values are of all rows, of each row, or of one replica's rows.
+
+A replica computes on its own rows of the batch. The sharding rules say what an op makes of them:
+
+    rows [B, d] --> dense --> rows [B, k] --> mean --> MEAN          of all replicas the mean: exact
+                                |
+                                '--> sum --> SUM --.
+    rows --> mask --> sum --> SUM -----------------'--> divide --> OWN       each replica has a quotient of its own
+
+An op *mixes rows* if its result on all rows is not made of its results on the rows of each replica: it divides by a sum
+over rows, compares rows with each other, or takes their maximum. What a rule does not know for sure counts as unknown,
+and mixes nothing: shapes that the graph does not say, loops, functions, ops without a rule that keep the rows.
+"""
+
+from typing import AbstractSet, Dict, List, NamedTuple, Optional, Sequence, Set, Tuple
+
+import numpy as np
+import tensorflow.compat.v1 as tf
+
+from epl.ir import op_types
+from epl.ir.dataflow import data_inputs
+from epl.ir.view import GraphView, functions_of
+from epl.parallel.sharding.forward_shapes import ASKS_SHAPE
+from epl.parallel.sharding.placements import PARTIAL, REPLICATED, shard
+from epl.parallel.sharding.row_evidence import GATHERS
+from epl.parallel.sharding.row_numbers import COUNTS, NO_VALUES
+from epl.parallel.sharding.rules import all as all_rules  # noqa: F401  (fills the registry)
+from epl.parallel.sharding.rules import lookup, reshape, shapes
+from epl.parallel.sharding.rules.common import constant_ints
+from epl.parallel.sharding.rules.registry import RULES, Choice, OpInfo, Shape, TensorInfo, choices_of
+from epl.utils import tf_compat
+
+Output = Tuple[int, int]  # node of a view, output
+
+_SAME, _ROWS, _PARTIAL, _COUNT, _OWN, _UNKNOWN = "same", "rows", "partial", "count", "own", "unknown"
+_RANKS = 1 << 30  # more than any size: rules cut no other dimension than the rows
+_CONSTANT_ELEMENTS = 64
+_DIVISIONS = frozenset(["Div", "DivNoNan", "FloorDiv", "RealDiv", "TruncateDiv"])
+# Ops that give their first input, and may look at it.
+_SHOWS = frozenset(["CheckNumerics", "EnsureShape", "Identity", "Print", "StopGradient"])
+# Ops that only move elements: where their rule does not tell the rows after them, the rows are somewhere else.
+_MOVES = frozenset(one for one, found in RULES.items() if found.__module__ in (reshape.__name__, shapes.__name__))
+# Ops that pick rows by number, or group them.
+_LOOKUPS = frozenset(one for one, found in RULES.items() if found.__module__ == lookup.__name__) - {"OneHot"}
+_FOLLOWED = op_types.CONTROL_FLOW - op_types.MERGES - {"LoopCond"}
+
+
+class Flow(NamedTuple):
+    """A value on each replica, compared with the value that one device computes from all rows.
+
+    Attributes:
+      kind: "same": equal on all replicas. "rows": each replica has its rows. "partial": one device has the sum or the
+        mean over the replicas. "count": a size of the replica's batch. "own": computed from the rows of one replica.
+        "unknown": depends on rows, or on their number.
+      dim: the dimension that holds the rows; of a shape, the position of the number of rows. -1: none.
+      degree: 1 if it grows with the number of rows, as their sum does, 0 if it does not, as their mean; None: unknown.
+      has_data: whether it depends on the values of rows, not on their number alone.
+      counts: whether it numbers the rows that the replica has.
+      is_picked: whether the values of rows decide how many there are.
+    """
+
+    kind: str
+    dim: int = -1
+    degree: Optional[int] = 0
+    has_data: bool = False
+    counts: bool = False
+    is_picked: bool = False
+
+    @property
+    def is_same(self) -> bool:
+        """Whether it is equal on all replicas."""
+        return self.kind == _SAME
+
+    @property
+    def is_mean(self) -> bool:
+        """Whether the mean over the replicas is what one device computes, as far as is known."""
+        return self.kind != _ROWS and self.degree != 1 or self.is_same
+
+
+SAME = Flow(_SAME)
+_NUMBERS = Flow(_SAME, counts=True)  # which may number the rows of one replica
+OWN = Flow(_OWN, degree=None, has_data=True)
+UNKNOWN = Flow(_UNKNOWN, degree=None, has_data=True)
+_UNKNOWN_SIZE = Flow(_UNKNOWN, degree=None)
+
+
+def rows(dim: int = 0) -> Flow:
+    """The rows of a batch that a replica has, in a dimension."""
+    return Flow(_ROWS, dim, has_data=True)
+
+
+class RowFlow:
+    """The flow of rows through some nodes of a graph.
+
+    It is one class because all questions about an op are answered from the same view, shapes and known flows.
+
+    Attributes:
+      flows: of the outputs of the nodes; those that are equal on all replicas are left out.
+      mixing: the nodes that mix rows, in order -> what they do with them, in words.
+    """
+
+    def __init__(
+        self, tf_graph: tf.Graph, view: GraphView, nodes: AbstractSet[int], sources: Dict[Output, Flow]
+    ) -> None:
+        """Follows rows.
+
+        Args:
+          tf_graph: the graph.
+          view: of it.
+          nodes: where to look; what other nodes give is equal on all replicas.
+          sources: where rows begin.
+        """
+        self._tf_graph = tf_graph
+        self._view = view
+        self._sources = sources
+        self._shapes: Dict[Output, Tuple[Optional[Shape], tf.DType]] = {}
+        self._matches: Dict[Tuple[object, ...], Tuple[str, Tuple[Flow, ...]]] = {}
+        self._attrs: Dict[bytes, Dict[str, object]] = {}
+        self._followed: Set[int] = set()  # nodes with flows
+        self.flows: Dict[Output, Flow] = {}
+        self.mixing: Dict[int, str] = {}
+        ordered = _in_order(view, nodes)
+        loops = any(view.types[node] in op_types.NEXT_ITERATIONS for node in ordered)
+        for _ in range(2 if loops else 1):  # what a loop gives back is known after the first time
+            self.mixing = {}
+            for node in ordered:
+                self._follow(node)
+
+    def of(self, output: Output) -> Flow:
+        """The flow of an output of a node."""
+        return self.flows.get(output, SAME)
+
+    def _follow(self, node: int) -> None:
+        view = self._view
+        op_type = view.types[node]
+        if (node, 0) in self._sources:
+            outputs = range(self._outputs(node))
+            self._set(node, [self._sources.get((node, output), SAME) for output in outputs])
+            return
+        if self._followed.isdisjoint(view.producers[node]):
+            if op_type in COUNTS:
+                self._set(node, [_NUMBERS])
+            return
+        taken = data_inputs(view, node)
+        inputs = [self.of(one) for one in taken]
+        if all(flow.is_same for flow in inputs):
+            is_number = op_type in COUNTS or any(flow.counts for flow in inputs)
+            self._set(node, [_NUMBERS if is_number else SAME] * self._outputs(node))
+            return
+        self._set(node, self._results(node, op_type, taken, inputs))
+
+    def _set(self, node: int, flows: Sequence[Flow]) -> None:
+        for output, flow in enumerate(flows):
+            if flow is not SAME and flow != SAME:
+                self.flows[node, output] = flow
+                self._followed.add(node)
+            else:
+                self.flows.pop((node, output), None)
+
+    def _results(self, node: int, op_type: str, taken: Sequence[Output], inputs: Sequence[Flow]) -> List[Flow]:
+        count = self._outputs(node)
+        if op_type in _SHOWS or op_type in _FOLLOWED:
+            return [inputs[0]] * count
+        if op_type in op_types.MERGES:
+            return [_joined(inputs), _UNKNOWN_SIZE]
+        if op_type in ASKS_SHAPE:
+            return [self._size(op_type, taken[at], inputs[at]) for at in range(count)]
+        kinds = {flow.kind for flow in inputs} - {_SAME}
+        if kinds == {_COUNT}:
+            return self._counted(node, op_type, taken, inputs)
+        if kinds <= {_COUNT, _OWN}:
+            return [OWN] * count
+        if kinds <= {_COUNT, _OWN, _UNKNOWN}:
+            return [_unknown(inputs)] * count
+        if op_type not in RULES:
+            return self._without_rule(node, op_type, taken, inputs)
+        return self._by_rule(node, op_type, taken, inputs)
+
+    # ---- Numbers of rows.
+
+    def _size(self, op_type: str, taken: Output, flow: Flow) -> Flow:
+        """The flow of the shape or size of a tensor."""
+        if flow.kind == _UNKNOWN:
+            return _UNKNOWN_SIZE
+        if flow.kind != _ROWS or op_type == "Rank":
+            return SAME
+        shape = self._shape(taken)[0]
+        if shape is not None and shape[flow.dim] is not None:
+            return SAME
+        if flow.is_picked:
+            return Flow(_PARTIAL, flow.dim, 1, has_data=True)
+        return Flow(_COUNT, flow.dim if op_type != "Size" else -1, 1)
+
+    def _counted(self, node: int, op_type: str, taken: Sequence[Output], inputs: Sequence[Flow]) -> List[Flow]:
+        """The flows of what is computed from sizes of the batch and from what is equal on all replicas."""
+        if op_type == "StridedSlice" and inputs[0].dim >= 0:
+            at = constant_ints(self._info(taken[1]))
+            attrs = self._attributes(node)
+            if at is not None and len(at) == 1 and int(attrs.get("shrink_axis_mask", 0)) & 1:  # type: ignore[call-overload]
+                return [inputs[0]._replace(dim=-1) if at[0] == inputs[0].dim else SAME]
+        found = []
+        for output in range(self._outputs(node)):
+            shape, dtype = self._shape((node, output))
+            open_dims = [dim for dim, size in enumerate(shape or ()) if size is None]
+            if shape is not None and not open_dims:
+                found.append(Flow(_COUNT, -1, _degree(op_type, inputs)))
+            elif len(open_dims) == 1:
+                counts = op_type in COUNTS or (dtype.is_integer and any(one.counts for one in inputs))
+                found.append(Flow(_ROWS, open_dims[0], counts=counts))
+            else:
+                found.append(_UNKNOWN_SIZE._replace(counts=op_type in COUNTS))
+        return found
+
+    # ---- Ops on rows.
+
+    def _by_rule(self, node: int, op_type: str, taken: Sequence[Output], inputs: Sequence[Flow]) -> List[Flow]:
+        infos = tuple(self._info(one, flow) for one, flow in zip(taken, inputs))
+        results = tuple(self._info((node, output)) for output in range(self._outputs(node)))
+        key = (
+            op_type,
+            self._view.nodes[node].serialized_attrs,
+            tuple(inputs),
+            tuple((info.shape, _bytes(info.constant)) for info in infos),
+            tuple(info.shape for info in results),
+        )
+        if key not in self._matches:
+            op = OpInfo(op_type, "", self._attributes(node), infos, results, _RANKS, {})
+            self._matches[key] = _match(op, inputs, [self._shape((node, at))[1] for at in range(len(results))])
+        mixes, flows = self._matches[key]
+        if mixes:
+            self.mixing[node] = mixes
+        return list(flows)
+
+    def _without_rule(self, node: int, op_type: str, taken: Sequence[Output], inputs: Sequence[Flow]) -> List[Flow]:
+        """The flows of an op that no rule knows: TensorFlow infers whether it keeps the rows."""
+        count = self._outputs(node)
+        values = [self._shape(one)[1] for one in taken] + [self._shape((node, at))[1] for at in range(count)]
+        has_data = any(flow.has_data for flow in inputs)
+        unknown = [UNKNOWN._replace(has_data=has_data)] * count
+        if any(dtype.base_dtype in (tf.resource, tf.variant) for dtype in values):
+            return unknown
+        if op_type in op_types.PYTHON or len(functions_of(self._view.nodes[node])) > 1:
+            return unknown
+        at = next((position for position, flow in enumerate(inputs) if flow.kind == _ROWS), None)
+        trial = None if at is None else self._trial(node, taken, inputs)
+        if trial is None:
+            return unknown
+        found = []
+        for output, shape in enumerate(trial):
+            dtype = self._shape((node, output))[1]
+            dims = [dim for dim, size in enumerate(shape or ()) if size == _TRIAL]
+            open_dims = [dim for dim, size in enumerate(shape or ()) if size is None]
+            if dims:
+                found.append(Flow(_ROWS, dims[0], 0, has_data))
+            elif shape is not None and open_dims:
+                found.append(Flow(_ROWS, open_dims[0], None, has_data, dtype.is_integer, is_picked=True))
+            else:
+                found.append(UNKNOWN._replace(has_data=has_data))
+                if shape is not None and dtype.is_floating and has_data:
+                    self.mixing[node] = "makes one value of the rows"
+        return found
+
+    def _trial(self, node: int, taken: Sequence[Output], inputs: Sequence[Flow]) -> Optional[List[Optional[Shape]]]:
+        """The shapes of an op's outputs for a trial number of rows; None if TensorFlow does not say them."""
+        proto = self._view.nodes[node].to_proto()
+        for attr in ("_class", "_output_shapes"):
+            proto.attr.pop(attr, None)
+        proto.device = ""
+        graph_def = tf.GraphDef(versions=self._view.graph_def.versions)
+        del proto.input[:]
+        for at, (one, flow) in enumerate(zip(taken, inputs)):
+            shape, dtype = self._shape(one)
+            name = f"input{at}"
+            source = graph_def.node.add(name=name, op="Placeholder")
+            constant = self._constant(one)
+            if constant is not None:
+                source.op = "Const"
+                source.attr["value"].tensor.CopyFrom(tf.make_tensor_proto(constant, dtype.base_dtype))
+            elif shape is not None:
+                sizes = [_TRIAL if flow.kind == _ROWS and dim == flow.dim else size for dim, size in enumerate(shape)]
+                source.attr["shape"].shape.CopyFrom(tf.TensorShape(sizes).as_proto())
+            source.attr["dtype"].type = dtype.base_dtype.as_datatype_enum
+            proto.input.append(name)
+        graph_def.node.add().CopyFrom(proto)
+        scratch = tf.Graph()
+        try:
+            names = [one.name for one in graph_def.node]
+            tf_compat.import_nodes(scratch, graph_def.SerializeToString(), names, [], [])
+        except ValueError:
+            return None
+        outputs = scratch.get_operation_by_name(proto.name).outputs
+        return [None if one.shape.ndims is None else tuple(one.shape.as_list()) for one in outputs]
+
+    # ---- Facts about tensors.
+
+    def _outputs(self, node: int) -> int:
+        return len(self._operation(node).outputs)
+
+    def _operation(self, node: int) -> tf.Operation:
+        return self._tf_graph.get_operation_by_name(self._view.nodes[node].name)
+
+    def _shape(self, output: Output) -> Tuple[Optional[Shape], tf.DType]:
+        if output not in self._shapes:
+            tensor = self._operation(output[0]).outputs[output[1]]
+            shape = None if tensor.shape.ndims is None else tuple(tensor.shape.as_list())
+            self._shapes[output] = shape, tensor.dtype
+        return self._shapes[output]
+
+    def _info(self, output: Output, flow: Flow = SAME) -> TensorInfo:
+        """Facts for a rule, which is to take numbers as exact: a rounded sum is a sum as well."""
+        shape, dtype = self._shape(output)
+        base = dtype.base_dtype
+        if base == tf.resource:
+            return TensorInfo(self._variable_shape(output[0]), tf.float64)
+        exact = tf.float64 if base.is_floating or base.is_integer else base
+        constant = self._constant(output) if flow.is_same and base.is_integer else None
+        return TensorInfo(shape, exact, constant, flow.dim if flow.kind == _ROWS else None)
+
+    def _variable_shape(self, handle: int) -> Optional[Shape]:
+        """The shape of the variable of a handle."""
+        variable = handle
+        while self._view.types[variable] not in op_types.VARIABLES and self._view.passes_on(variable):
+            variable = self._view.producers[variable][0]
+        shape = tf.TensorShape(self._view.nodes[variable].attr["shape"].shape)
+        is_variable = self._view.types[variable] in op_types.VARIABLES and shape.ndims is not None
+        return tuple(shape.as_list()) if is_variable else None
+
+    def _constant(self, output: Output) -> Optional[np.ndarray]:
+        """The value of a small integer, or of a text, that is known when the graph is built."""
+        shape, dtype = self._shape(output)
+        base, elements = dtype.base_dtype, tf.TensorShape(shape).num_elements()
+        if elements is None or elements > _CONSTANT_ELEMENTS or not (base.is_integer or base == tf.string):
+            return None
+        of_node = self._view.nodes[output[0]]
+        if of_node.op == "Const":
+            return tf.make_ndarray(of_node.attr["value"].tensor)
+        return None if base == tf.string else tf.get_static_value(self._operation(output[0]).outputs[output[1]])
+
+    def _attributes(self, node: int) -> Dict[str, object]:
+        of_node = self._view.nodes[node]
+        if of_node.serialized_attrs not in self._attrs:
+            attrs = {name: value for name, value in of_node.attr.items() if not name.startswith("_")}
+            self._attrs[of_node.serialized_attrs] = {name: _python(value) for name, value in attrs.items()}
+        return self._attrs[of_node.serialized_attrs]
+
+
+_TRIAL = 1031  # rows, a prime that is no size of a model
+
+
+def _in_order(view: GraphView, nodes: AbstractSet[int]) -> List[int]:
+    """The nodes, each after those that it takes data of, but for the back edges of loops."""
+    ordered: List[int] = []
+    producers, types = view.producers, view.types
+    done: Set[int] = set()
+    for root in sorted(nodes):
+        stack = [root]
+        while stack:
+            node = stack[-1]
+            before = [
+                one
+                for one in producers[node]
+                if one > node and one in nodes and one not in done and types[one] not in op_types.NEXT_ITERATIONS
+            ]
+            if not before or len(stack) > len(nodes):
+                stack.pop()
+                if node not in done:
+                    done.add(node)
+                    ordered.append(node)
+            else:
+                stack += before
+    return ordered
+
+
+def _joined(inputs: Sequence[Flow]) -> Flow:
+    """The flow of one of several values."""
+    flows = [flow for flow in inputs if flow != SAME]
+    if len(set(flows)) == 1:
+        return flows[0]
+    first = flows[0]
+    if all(flow.kind == first.kind and flow.dim == first.dim for flow in flows):
+        return first._replace(
+            degree=first.degree if len({flow.degree for flow in flows}) == 1 else None,
+            has_data=any(flow.has_data for flow in flows),
+            counts=all(flow.counts for flow in flows),
+            is_picked=any(flow.is_picked for flow in flows),
+        )
+    return _unknown(flows)
+
+
+def _unknown(inputs: Sequence[Flow]) -> Flow:
+    return UNKNOWN._replace(has_data=any(flow.has_data for flow in inputs), counts=any(flow.counts for flow in inputs))
+
+
+def _degree(op_type: str, inputs: Sequence[Flow]) -> Optional[int]:
+    """How a product, a quotient or anything else of values grows with the number of rows; None if it is not known."""
+    degrees = [flow.degree for flow in inputs if flow.kind != _SAME]
+    if None in degrees:
+        return None
+    if op_type == "Mul":
+        return sum(degrees)  # type: ignore[arg-type]
+    if op_type in _DIVISIONS:
+        return inputs[0].degree - inputs[1].degree  # type: ignore[operator]
+    return degrees[0] if len(set(degrees)) == 1 else None
+
+
+# ---- Rules.
+
+
+def _match(op: OpInfo, inputs: Sequence[Flow], dtypes: Sequence[tf.DType]) -> Tuple[str, Tuple[Flow, ...]]:
+    """What an op does with the rows, in words, if it mixes them; and the flows of its outputs."""
+    has_data = op.type not in NO_VALUES and any(flow.has_data for flow in inputs)
+    if _looks_up_own_rows(op, inputs, dtypes):
+        picked = op.type in GATHERS and any(flow.is_picked and flow.counts for flow in inputs)
+        return "", tuple(Flow(_ROWS, 0, None, has_data, is_picked=picked) if i.shape else UNKNOWN for i in op.outputs)
+    choices = choices_of(op)
+    static = _with_static_rows(op, inputs)
+    for asked, asked_choices in ((op, choices), (static, [] if static is op else choices_of(static))):
+        for may_be_partial in (False, True):
+            fitting = [one for one in asked_choices if _fits(one, asked, inputs, may_be_partial)]
+            if fitting:
+                if len({one.outputs for one in fitting}) > 1:  # an unknown input decides
+                    return "", (_unknown(inputs)._replace(has_data=has_data),) * len(op.outputs)
+                return _flows(fitting[0], op, inputs, dtypes, has_data)
+    return _without_choice(op, choices, inputs, dtypes, has_data)
+
+
+def _fits(choice: Choice, op: OpInfo, inputs: Sequence[Flow], may_be_partial: bool) -> bool:
+    """Whether a choice takes such inputs; with `may_be_partial`, a sum or mean may be added to what all replicas have.
+
+    It may, because the mean over replicas of a value and a mean is that value and the mean of all rows.
+    """
+    for placement, info, flow in zip(choice.inputs, op.inputs, inputs):
+        if flow.kind == _UNKNOWN:
+            continue
+        if info.batch is not None:
+            fits = placement == shard(info.batch)
+        elif flow.kind == _PARTIAL:
+            fits = placement == PARTIAL
+        else:
+            fits = placement == REPLICATED or (may_be_partial and placement == PARTIAL)
+        if not fits:
+            return False
+    return True
+
+
+def _with_static_rows(op: OpInfo, inputs: Sequence[Flow]) -> OpInfo:
+    """The op, with a tensor of as many rows as one replica has, such as tf.zeros([32, 8]), as that replica's rows."""
+    sizes = {info.shape[info.batch] for info in op.inputs if info.batch is not None and info.shape} - {None, 0, 1}
+    infos = [
+        info._replace(batch=next((dim for dim, size in enumerate(info.shape or ()) if size in sizes), None))
+        if flow.is_same
+        else info
+        for info, flow in zip(op.inputs, inputs)
+    ]
+    return op if infos == list(op.inputs) else op._replace(inputs=tuple(infos))
+
+
+def _looks_up_own_rows(op: OpInfo, inputs: Sequence[Flow], dtypes: Sequence[tf.DType]) -> bool:
+    """Whether numbers of the replica's own rows pick rows, or group them: the result has rows of the replica again."""
+    if op.type not in _LOOKUPS:
+        return False
+    table, *others = zip(inputs, op.inputs)
+    listed = table[0].is_picked and any(flow.kind == _ROWS and not flow.is_picked for flow, _ in others)
+    return listed or any(flow.counts for flow in inputs) and any(flow.has_data for flow in inputs)
+
+
+def _flows(
+    choice: Choice, op: OpInfo, inputs: Sequence[Flow], dtypes: Sequence[tf.DType], has_data: bool
+) -> Tuple[str, Tuple[Flow, ...]]:
+    """`_match`, for a choice of the rule."""
+    is_picked = any(flow.is_picked for flow in inputs)
+    sums_rows = any(flow.kind == _ROWS for flow in inputs) and PARTIAL in choice.outputs
+    if choice.averages and sums_rows and is_picked:
+        return "divides by the number of the rows that it picks", (OWN,) * len(choice.outputs)
+    is_static = any(info.batch is not None and info.shape and info.shape[info.batch] for info in op.inputs)
+    found = []
+    for placement, dtype in zip(choice.outputs, dtypes):
+        degree = _degree(op.type, inputs)
+        if placement.is_shard:
+            counts = dtype.is_integer and any(flow.counts for flow in inputs)
+            found.append(Flow(_ROWS, placement.dim, degree, has_data, counts, is_picked))
+        elif placement == PARTIAL:
+            if sums_rows and not choice.averages and degree is not None:
+                degree = None if is_static else degree + 1
+            of_own = any(flow.kind == _OWN for flow in inputs)
+            found.append(OWN if of_own else Flow(_PARTIAL if has_data else _COUNT, -1, degree, has_data))
+        elif choice.moved and has_data:
+            if any(one.is_floating for one in dtypes):
+                return _REDUCES, (OWN,) * len(choice.outputs)
+            found.append(UNKNOWN)
+        elif choice.moved:
+            found.append(_UNKNOWN_SIZE)
+        else:
+            found.append(OWN if any(flow.kind == _OWN for flow in inputs) else SAME)
+    return "", tuple(found)
+
+
+_REDUCES = "takes one value of all rows"
+
+
+def _without_choice(
+    op: OpInfo, choices: Sequence[Choice], inputs: Sequence[Flow], dtypes: Sequence[tf.DType], has_data: bool
+) -> Tuple[str, Tuple[Flow, ...]]:
+    """`_match`, for an op whose rule has no choice for such inputs: it mixes rows, if all is known about it."""
+    unknown = (_unknown(inputs)._replace(has_data=has_data),) * len(op.outputs)
+    reshaped = _reshaped(op, inputs[0]) if op.type == "Reshape" else None
+    if reshaped is not None:
+        return "", (inputs[0]._replace(dim=reshaped),)
+    if op.type in _MOVES or not has_data or not any(dtype.is_floating or dtype.is_complex for dtype in dtypes):
+        return "", unknown
+    not_linear = [
+        at
+        for at, flow in enumerate(inputs)
+        if flow.kind == _PARTIAL and not any(choice.inputs[at] == PARTIAL for choice in choices)
+    ]
+    is_known = all(info.shape is not None for info in op.inputs + op.outputs[:1]) and all(
+        flow.kind != _UNKNOWN and not (flow.is_same and None in (info.shape or ()))
+        for flow, info in zip(inputs, op.inputs)
+    )
+    if not not_linear and not is_known:
+        return "", unknown
+    sizes = {info.shape[info.batch] for info in op.inputs if info.batch is not None and info.shape is not None}
+    dims = [next((dim for dim, size in enumerate(info.shape or ()) if size in sizes), None) for info in op.outputs]
+    flows = tuple(OWN if dim is None else Flow(_ROWS, dim, None, True) for dim in dims)
+    return _in_words(op.type, inputs, not_linear), flows
+
+
+def _reshaped(op: OpInfo, flow: Flow) -> Optional[int]:
+    """The dimension of the rows after a reshape, if they are in the outermost dimension; None if it is not known."""
+    before, after = op.inputs[0].shape, op.outputs[0].shape
+    if flow.kind != _ROWS or before is None or after is None or any(size != 1 for size in before[: flow.dim]):
+        return None
+    outer = next((dim for dim, size in enumerate(after) if size != 1), None)
+    if outer is None:
+        return None
+    count, size = before[flow.dim], after[outer]
+    return outer if size is None or (count and size % count == 0) else None
+
+
+def _in_words(op_type: str, inputs: Sequence[Flow], not_linear: Sequence[int]) -> str:
+    partial = [flow for flow in inputs if flow.kind == _PARTIAL]
+    if not partial:
+        return "computes with several rows together"
+    what = "a mean over rows" if all(flow.degree == 0 for flow in partial) else "a sum over rows"
+    if op_type in _DIVISIONS and 1 in not_linear:
+        return f"divides by {what}"
+    if any(flow.kind == _ROWS for flow in inputs):
+        return f"computes with rows and {what}"
+    return f"is not linear in {what}"
+
+
+# ---- Attributes and constants.
+
+
+def _bytes(constant: Optional[np.ndarray]) -> Optional[bytes]:
+    return None if constant is None else constant.tobytes()
+
+
+def _python(value: tf.AttrValue) -> object:
+    """An attribute as tf.Operation.get_attr gives it."""
+    kind = value.WhichOneof("value")
+    if kind == "list":
+        return next((list(found) for _, found in value.list.ListFields()), [])
+    if kind == "type":
+        return tf.as_dtype(value.type)
+    return None if kind is None else getattr(value, kind)

@@ -1,0 +1,203 @@
+"""A step whose numbers are not those of one device on all rows says so: once, with the line of the script."""
+
+import inspect
+import re
+from typing import Any, Callable, List
+
+import pytest
+import tensorflow.compat.v1 as tf
+
+from tests.behaviour.small import Small
+from tests.parity.context import Context
+from tests.parity.oracle import NOT_OF_ONE_DEVICE, Oracle
+from tests.parity.scripts.data import CLASSES
+
+
+def _state(name: str, *shape: int) -> tf.Variable:
+    return tf.get_variable(name, shape, initializer=tf.ones_initializer(), trainable=False, use_resource=True)
+
+
+def _train(loss: tf.Tensor, *updates: tf.Tensor) -> tf.Operation:
+    with tf.control_dependencies(updates):
+        return tf.train.GradientDescentOptimizer(0.1).minimize(loss)
+
+
+# ---- Scripts. Each names the line that is told by a comment: `# told`.
+
+
+def codebook(small: Small) -> tf.Operation:
+    """VQ-VAE: the codebook is assigned from sums over the batch."""
+    codes, sizes = _state("codebook", 5, 8), _state("sizes", 5)
+    hidden = small.hidden
+    nearest = tf.argmin(tf.reduce_sum(tf.square(hidden[:, None] - codes[None]), -1), 1)
+    chosen = tf.one_hot(nearest, 5)
+    size = sizes.assign(0.9 * sizes + 0.1 * tf.reduce_sum(chosen, 0))  # told
+    mean = tf.matmul(chosen, hidden, transpose_a=True) / (size[:, None] + 1e-5)
+    update = codes.assign(0.9 * codes + 0.1 * mean)  # told
+    return _train(tf.reduce_mean(tf.square(hidden - tf.stop_gradient(tf.gather(codes, nearest)))), update)
+
+
+def centers(small: Small) -> tf.Operation:
+    """Center loss: the rows of a class move its center."""
+    of_class = _state("centers", CLASSES, 8)
+    difference = tf.gather(of_class, small.y) - small.hidden
+    update = tf.scatter_sub(of_class, small.y, 0.5 * difference)  # told
+    return _train(tf.reduce_mean(tf.square(difference)), update)
+
+
+def memory_bank(small: Small) -> tf.Operation:
+    """MoCo: the features of the batch are put into a variable."""
+    bank = _state("bank", 16, 8)
+    loss = tf.reduce_mean(tf.nn.log_softmax(tf.matmul(small.hidden, bank, transpose_b=True)))
+    return _train(loss, bank.assign(tf.concat([small.hidden, bank], 0)[:16]))  # told
+
+
+def baseline(small: Small) -> tf.Operation:
+    """REINFORCE: the baseline is the moving mean of the reward."""
+    mean = _state("baseline")
+    reward = tf.reduce_sum(small.x, 1)
+    loss = -tf.reduce_mean(tf.nn.log_softmax(small.logits)[:, 0] * (reward - mean))
+    return _train(loss, mean.assign_add(0.1 * (tf.reduce_mean(reward) - mean)))  # told
+
+
+def masked_mean(small: Small) -> tf.Operation:
+    mask = tf.cast(small.y > 0, tf.float32)
+    return _train(tf.reduce_sum(mask * tf.square(small.logits[:, 0])) / tf.reduce_sum(mask))  # told
+
+
+def all_pairs(small: Small) -> tf.Operation:
+    scores = tf.matmul(small.hidden, small.hidden, transpose_b=True)  # told
+    labels = tf.range(tf.shape(small.x)[0])
+    return _train(tf.reduce_mean(tf.nn.sparse_softmax_cross_entropy_with_logits(labels=labels, logits=scores)))
+
+
+def batch_norm(small: Small) -> tf.Operation:
+    hidden = tf.layers.batch_normalization(small.hidden, training=True)  # told
+    return _train(tf.reduce_mean(tf.square(hidden[:, 0] - 1)), *tf.get_collection(tf.GraphKeys.UPDATE_OPS))
+
+
+def fused_batch_norm(small: Small) -> tf.Operation:
+    images = tf.reshape(small.hidden, [-1, 2, 2, 2])
+    hidden = tf.layers.batch_normalization(images, training=True, fused=True)  # told
+    return _train(tf.reduce_mean(tf.square(hidden - 1)))
+
+
+def batch_moments(small: Small) -> tf.Operation:
+    _, variance = tf.nn.moments(small.hidden, [0])  # told
+    return _train(tf.reduce_mean(variance))
+
+
+def hardest_rows(small: Small) -> tf.Operation:
+    hardest, _ = tf.nn.top_k(small.logits[:, 0], 2)  # told
+    return _train(tf.reduce_mean(hardest))
+
+
+def sorted_rows(small: Small) -> tf.Operation:
+    ordered = tf.sort(small.logits[:, 0])  # told
+    return _train(tf.reduce_mean(ordered * ordered))
+
+
+def picked_rows(small: Small) -> tf.Operation:
+    return _train(tf.reduce_mean(tf.boolean_mask(small.logits, small.y > 0)))  # told
+
+
+def different_classes(small: Small) -> tf.Operation:
+    classes, _ = tf.unique(small.y)
+    weights = tf.get_variable("weights", [CLASSES])
+    return _train(tf.reduce_mean(tf.gather(weights, classes)) + small.loss)  # told
+
+
+def class_means(small: Small) -> tf.Operation:
+    means = tf.math.unsorted_segment_mean(small.hidden, small.y, CLASSES)  # told
+    return _train(tf.reduce_mean(tf.square(means)))
+
+
+def root_of_a_mean(small: Small) -> tf.Operation:
+    return _train(tf.sqrt(tf.reduce_mean(tf.square(small.logits))))  # told
+
+
+# ---- Scripts that are exact.
+
+
+def of_weights(small: Small) -> tf.Operation:
+    """Writes that no row has a part in: steps, a rate, moving averages of weights."""
+    rate = _state("rate")
+    average = tf.train.ExponentialMovingAverage(0.9).apply(tf.trainable_variables())
+    step = tf.train.get_or_create_global_step()
+    return _train(small.loss, average, rate.assign(rate * 0.99), step.assign_add(1))
+
+
+def mean_of_losses(small: Small) -> tf.Operation:
+    weights = tf.add_n([tf.nn.l2_loss(one) for one in tf.trainable_variables()])
+    return _train(tf.losses.sparse_softmax_cross_entropy(small.y, small.logits) + 0.01 * weights)
+
+
+def divided_by_rows(small: Small) -> tf.Operation:
+    rows = tf.cast(tf.shape(small.x)[0], tf.float32)
+    return _train(tf.reduce_sum(tf.square(small.logits)) / rows)
+
+
+def own_words(small: Small) -> tf.Operation:
+    """BERT: the words of each row are picked by numbers that count the rows of the batch."""
+    words = tf.reshape(small.hidden, [-1, 2])
+    places = small.y[:, None] * 0 + 4 * tf.range(tf.shape(small.x)[0])[:, None]
+    return _train(tf.reduce_mean(tf.square(tf.gather(words, tf.reshape(places, [-1])))))
+
+
+def recurrent(small: Small) -> tf.Operation:
+    steps = tf.reshape(small.hidden, [-1, 4, 2])
+    length = 1 + small.y % 3
+    outputs, _ = tf.nn.dynamic_rnn(tf.nn.rnn_cell.LSTMCell(3), steps, length, dtype=tf.float32)
+    last = tf.gather_nd(outputs, tf.stack([tf.range(tf.shape(steps)[0]), length - 1], 1))
+    return _train(tf.reduce_mean(tf.square(last - 1)))
+
+
+def bags_of_words(small: Small) -> tf.Operation:
+    words = tf.sparse.from_dense(tf.reshape(small.y, [-1, 1]) + 1)
+    table = tf.get_variable("words", [CLASSES + 1, 8])
+    bags = tf.nn.embedding_lookup_sparse(table, words, None, combiner="mean")
+    return _train(tf.reduce_mean(tf.square(bags - small.hidden)))
+
+
+Model = Callable[[Small], tf.Operation]
+TOLD: List[Model] = [
+    codebook, centers, memory_bank, baseline, masked_mean, all_pairs, batch_norm, fused_batch_norm, batch_moments,
+    hardest_rows, sorted_rows, picked_rows, different_classes, class_means, root_of_a_mean,
+]  # fmt: skip
+EXACT: List[Model] = [of_weights, mean_of_losses, divided_by_rows, own_words, recurrent, bags_of_words]
+
+
+def _script(ctx: Context, name: str) -> None:
+    ctx.init()
+    small = Small()
+    train_op = globals()[name](small)
+    with tf.Session() as sess:
+        sess.run([tf.global_variables_initializer(), tf.local_variables_initializer()])
+        for step in range(2):
+            sess.run(train_op, small.feed(ctx, step))
+
+
+def _said(oracle: Oracle, topology: Any, name: str) -> List[str]:
+    (said, *_) = [
+        [line for line in answer.log.splitlines() if NOT_OF_ONE_DEVICE in line]
+        for answer in oracle.plan(topology, _script, name=name)
+    ]
+    return said
+
+
+@pytest.mark.parametrize("model", TOLD, ids=lambda model: model.__name__)
+def test_a_step_tells_the_line_that_is_not_that_of_one_device(oracle: Oracle, model: Model) -> None:
+    lines, first = inspect.getsourcelines(model)
+    told = {first + at for at, line in enumerate(lines) if line.endswith("# told\n")}
+    (said,) = _said(oracle, (1, 2), model.__name__)
+    assert set(map(int, re.findall(r"test_own_rows\.py:(\d+) ", said))) == told, said
+
+
+@pytest.mark.parametrize("model", EXACT, ids=lambda model: model.__name__)
+def test_a_step_that_is_exact_tells_nothing(oracle: Oracle, model: Model) -> None:
+    assert _said(oracle, (1, 2), model.__name__) == []
+
+
+@pytest.mark.parametrize("topology", [(1, 1), (2, 1)], ids=["1x1", "2x1"])
+def test_what_one_replica_does_is_not_told(oracle: Oracle, topology: Any) -> None:
+    assert len(_said(oracle, topology, "codebook")) == (topology != (1, 1))
