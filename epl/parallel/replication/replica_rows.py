@@ -17,9 +17,11 @@ from epl.ir import op_types
 from epl.ir.dataflow import SHAPE_OPS, data_descendants, data_inputs
 from epl.ir.gradient_boundary import boundary_nodes
 from epl.ir.graph import Graph
+from epl.ir.inserted_ops import THE_USER
 from epl.ir.taskgraph import PHASE_ATTR
 from epl.ir.view import GraphView
 from epl.parallel.plan.plan import Plan, world_size
+from epl.parallel.plan.replica_groups import replica_groups
 from epl.parallel.rewriting.training_writes import find_training_writes
 from epl.parallel.sharding.row_flow import SAME, UNKNOWN, Flow, Output, RowFlow, rows
 from epl.utils.source_line import user_place
@@ -72,7 +74,7 @@ def find(graph: Graph, plan: Plan, view: GraphView, global_variables: AbstractSe
     written = _written_values(graph.tf_graph, view, global_variables, gradients)
     objective = {view.index[y.op.name] for call in calls for y in call.ys}
     nodes = _needed(view, objective | {node for _, values in written.values() for node, _ in values}, gradients)
-    flow = RowFlow(graph.tf_graph, view, nodes, _sources(graph, view, nodes))
+    flow = RowFlow(graph.tf_graph, view, nodes, _sources(graph, view, nodes), _lowered(graph, view))
     writing = [
         (node, variable)
         for node, (variable, values) in sorted(written.items())
@@ -156,6 +158,13 @@ def _sources(graph: Graph, view: GraphView, nodes: AbstractSet[int]) -> Dict[Out
         if _SEED in view.nodes[node].serialized_attrs and "seed2" in view.nodes[node].attr:
             found[node, 0] = UNKNOWN
     return found
+
+
+def _lowered(graph: Graph, view: GraphView) -> Set[int]:
+    """The ops that EPL has built in place of those of a split: together the ranks compute with the rows of all."""
+    if replica_groups(graph) is None:
+        return set()
+    return {view.index[name] for name, origin in graph.inserted.by_name().items() if origin.decision != THE_USER}
 
 
 def _of_data(tensor: tf.Tensor, of_scalar: Flow) -> Flow:

@@ -100,7 +100,12 @@ class RowFlow:
     """
 
     def __init__(
-        self, tf_graph: tf.Graph, view: GraphView, nodes: AbstractSet[int], sources: Dict[Output, Flow]
+        self,
+        tf_graph: tf.Graph,
+        view: GraphView,
+        nodes: AbstractSet[int],
+        sources: Dict[Output, Flow],
+        opaque: AbstractSet[int] = frozenset(),
     ) -> None:
         """Follows rows.
 
@@ -109,10 +114,12 @@ class RowFlow:
           view: of it.
           nodes: where to look; what other nodes give is equal on all replicas.
           sources: where rows begin.
+          opaque: nodes whose results are unknown if rows reach them, and that mix nothing.
         """
         self._tf_graph = tf_graph
         self._view = view
         self._sources = sources
+        self._opaque = opaque
         self._shapes: Dict[Output, Tuple[Optional[Shape], tf.DType]] = {}
         self._matches: Dict[Tuple[object, ...], Tuple[str, Tuple[Flow, ...]]] = {}
         self._attrs: Dict[bytes, Dict[str, object]] = {}
@@ -159,6 +166,8 @@ class RowFlow:
 
     def _results(self, node: int, op_type: str, taken: Sequence[Output], inputs: Sequence[Flow]) -> List[Flow]:
         count = self._outputs(node)
+        if node in self._opaque:
+            return [_unknown(inputs)] * count
         if op_type in _SHOWS or op_type in _FOLLOWED:
             return [inputs[0]] * count
         if op_type in op_types.MERGES:
