@@ -16,11 +16,13 @@ replicas of the job have their data:
 A step that is fed has a gate, but no data to wait for. While one replica saves a checkpoint between two steps, no other
 one writes what belongs to the next step.
 
-Writes computed from the data of the gradients, of a metric for example, also wait for the gate.
+Writes computed from the data of the gradients, of a metric for example, also wait for the gate. They, and all others
+but updates, wait for what the step reads of their variables, if the script has no order between read and write.
 
 Runs without the data, or without all of the updates, feed the barriers: a write by itself needs neither.
 """
 
+import logging
 from typing import AbstractSet, Dict, Iterable, List, NamedTuple, Sequence, Set, Tuple
 
 from epl.ir import op_types
@@ -31,12 +33,15 @@ from epl.ir.taskgraph import PHASE_ATTR, Phase
 from epl.ir.view import GraphView
 from epl.parallel.plan.gradient_groups import find_trainings
 from epl.parallel.replication.batch_weights import current_view
+from epl.parallel.replication.read_write_races import describe_race, find_races
 from epl.parallel.rewriting.barriers import build_barrier
 from epl.parallel.rewriting.context import Order, RewriteContext
 from epl.parallel.rewriting.data_waits import ends_of_data
 from epl.parallel.rewriting.pass_manager import Pass, names
 from epl.parallel.rewriting.training_writes import find_training_writes
 from epl.utils import tf_compat
+
+logger = logging.getLogger("epl")
 
 _APPLY = Phase.APPLY.encode()
 
@@ -60,6 +65,19 @@ def run(rewrite: RewriteContext) -> None:
     gradients: Set[int] = set().union(*[training.gradients for training in trainings])
     writes = find_training_writes(rewrite.tf_graph, view, view.writes(), gradients)
     step_writes = _step_writes(rewrite, view, writes, gradients)
+    _order_steps(rewrite, view, trainings, writes, step_writes, gradients)
+    _order_reads(rewrite, view, trainings, writes, gradients)
+
+
+def _order_steps(
+    rewrite: RewriteContext,
+    view: GraphView,
+    trainings: Sequence[_Training],
+    writes: Set[int],
+    step_writes: Set[int],
+    gradients: Set[int],
+) -> None:
+    """Lets step writes wait for updates, or for data; and writes of the data of a training for its gate."""
     sources = set(view.of_types(op_types.DATA_SOURCES))
     gates: Set[int] = set().union(*[training.gate for training in trainings])
     ungated = writes - view.descendants(gates) if gates and sources else set()
@@ -86,6 +104,38 @@ def run(rewrite: RewriteContext) -> None:
             ungated -= beside
             _wait(rewrite, view, beside, training.gate, _step(view, training), scope + "/same_data")
         _wait(rewrite, view, late, ends[number], updates[number], scope + "/updates")
+
+
+def _order_reads(
+    rewrite: RewriteContext, view: GraphView, trainings: Sequence[_Training], writes: Set[int], gradients: Set[int]
+) -> None:
+    """Lets writes wait for what the step reads of their variables, where the script leaves the order open; tells it."""
+    others = {
+        write
+        for write in writes - view.descendants(gradients)
+        if PHASE_ATTR not in view.nodes[write].attr and view.nodes[write].name not in rewrite.micro_batched
+    }
+    if not others:
+        return
+    depths = depths_of(view)
+    others = {write for write in others if depths[write][0] == 0}  # an op in a loop cannot wait for ops outside
+    told = []
+    for number, training in enumerate(trainings):
+        trained = view.ancestors(training.gradients)
+        for race in find_races(view, others, trained):
+            if race.write in view.ancestors(race.reads):  # a read of another race waits for it now
+                continue
+            if view.types[race.variable] in op_types.REF_VARIABLES:
+                told.append(describe_race(rewrite.tf_graph, view, race))
+            ends = _ends(view, race.reads, depths)
+            scope = f"step_writes{number}/reads{race.write}"
+            _wait(rewrite, view, {race.write}, ends, _step(view, training) or training.gradients, scope)
+    if told and rewrite.cluster.worker_index == min(rewrite.plan.owners):
+        logger.warning(
+            "The script has no order between reads and writes of a step: %s. TensorFlow runs either first, and the "
+            "numbers differ from run to run; EPL lets what the step reads come first. tf.control_dependencies says it "
+            "in the script.", "; ".join(dict.fromkeys(told)),
+        )  # fmt: skip
 
 
 def _trainings(rewrite: RewriteContext, view: GraphView) -> List[_Training]:
