@@ -201,3 +201,35 @@ def test_a_step_that_is_exact_tells_nothing(oracle: Oracle, model: Model) -> Non
 @pytest.mark.parametrize("topology", [(1, 1), (2, 1)], ids=["1x1", "2x1"])
 def test_what_one_replica_does_is_not_told(oracle: Oracle, topology: Any) -> None:
     assert len(_said(oracle, topology, "codebook")) == (topology != (1, 1))
+
+
+# ---- What is listed.
+
+
+def _explained(ctx: Context) -> None:
+    import contextlib
+    import io
+
+    import epl
+
+    ctx.init()
+    small = Small()
+    accuracy = tf.reduce_mean(tf.cast(tf.equal(tf.argmax(small.logits, 1, output_type=tf.int32), small.y), tf.float32))
+    tf.summary.scalar("accuracy", accuracy)
+    tf.summary.scalar("loss", small.loss)
+    merged = tf.reduce_mean(small.logits)
+    epl.add_to_collection(merged, epl.GraphKeys.GLOBAL_MEAN_OBJECTS)
+    tf.summary.scalar("merged", merged)
+    baseline(small)
+    with contextlib.redirect_stdout(io.StringIO()) as text:
+        epl.explain()
+    ctx.record(text=text.getvalue())
+
+
+def test_an_explanation_lists_lines_ops_and_shown_values(oracle: Oracle) -> None:
+    (answer,) = oracle.plan((1, 2), _explained)
+    (text,) = answer.results["text"]
+    listed = text.split("What is not that of one device on all rows:\n")[1].split("\n\n")[0].splitlines()
+    written, shown = listed
+    assert "writes `baseline` from the rows of each replica: the copies differ (AssignAddVariableOp" in written
+    assert "shows `Mean" in shown and shown.endswith("of the rows of replica 0 alone (accuracy)")

@@ -1,0 +1,79 @@
+"""The flow of rows says of each value whether it is of all rows, of each row, or of one replica's rows."""
+
+from typing import Any, Callable, Dict, List
+
+import pytest
+import tensorflow.compat.v1 as tf
+
+from epl.ir.view import GraphView
+from epl.parallel.sharding.row_flow import Flow, RowFlow, rows
+
+
+@pytest.fixture(autouse=True)
+def fresh_graph() -> Any:
+    with tf.Graph().as_default():
+        yield
+
+
+def _follow(build: Callable[[tf.Tensor], tf.Tensor]) -> Dict[str, Any]:
+    """The flow of what is built of rows, and the types of the ops that mix them."""
+    x = tf.placeholder(tf.float32, [None, 4], "x")
+    result = build(x)
+    view = GraphView(tf.get_default_graph())
+    found = RowFlow(tf.get_default_graph(), view, set(range(len(view))), {(view.index["x"], 0): rows()})
+    flow: Flow = found.of((view.index[result.op.name], result.value_index))
+    mixing: List[str] = [view.types[node] for node in found.mixing]
+    return {"kind": flow.kind, "degree": flow.degree, "dim": flow.dim, "mixing": mixing}
+
+
+def _number_of(x: tf.Tensor) -> tf.Tensor:
+    return tf.cast(tf.shape(x)[0], tf.float32)
+
+
+@pytest.mark.parametrize(
+    "build, kind, dim, degree",
+    [
+        (lambda x: tf.nn.relu(tf.matmul(x, tf.ones([4, 3]))), "rows", 0, 0),
+        (tf.transpose, "rows", 1, 0),
+        (lambda x: tf.reshape(x, [-1, 2]), "rows", 0, 0),
+        (lambda x: tf.reduce_sum(x, 1), "rows", 0, 0),
+        (tf.reduce_sum, "partial", -1, 1),
+        (tf.reduce_mean, "partial", -1, 0),
+        (lambda x: 0.1 * tf.reduce_mean(x) + tf.nn.l2_loss(tf.ones([3])), "partial", -1, 0),
+        (_number_of, "count", -1, 1),
+        (lambda x: tf.reduce_sum(x) / _number_of(x), "partial", -1, 0),
+        (lambda x: tf.reduce_sum(x / _number_of(x)), "partial", -1, 0),
+        (lambda x: tf.reduce_sum(tf.ones_like(x)), "count", -1, 1),
+        (lambda x: tf.shape(x)[1] * 2, "same", -1, 0),
+        (lambda x: tf.ones([3]), "same", -1, 0),
+    ],
+)
+def test_what_is_exact_mixes_nothing(build: Any, kind: str, dim: int, degree: int) -> None:
+    assert _follow(build) == {"kind": kind, "dim": dim, "degree": degree, "mixing": []}
+
+
+@pytest.mark.parametrize(
+    "build, mixing",
+    [
+        (lambda x: tf.reduce_sum(x) / tf.reduce_sum(tf.abs(x)), "RealDiv"),
+        (lambda x: tf.matmul(x, x, transpose_b=True), "MatMul"),
+        (lambda x: x[:, None] - x[None], "Sub"),
+        (lambda x: x - tf.reduce_mean(x, 0), "Sub"),
+        (lambda x: tf.reduce_max(x), "Max"),
+        (lambda x: tf.reduce_mean(x) ** 2, "Pow"),
+        (lambda x: tf.cumsum(x, 0), "Cumsum"),
+        (lambda x: tf.reduce_mean(tf.gather(x, tf.where(x[:, 0] > 0)[:, 0])), "Mean"),
+    ],
+)
+def test_what_mixes_rows_is_found(build: Any, mixing: str) -> None:
+    assert _follow(build)["mixing"] == [mixing]
+
+
+def test_sums_over_rows_are_one_value_for_each_column() -> None:
+    covariance = _follow(lambda x: tf.matmul(x, x, transpose_a=True))
+    assert (covariance["kind"], covariance["degree"], covariance["mixing"]) == ("partial", 1, [])
+
+
+def test_a_loop_hides_what_it_does_and_mixes_nothing() -> None:
+    found = _follow(lambda x: tf.while_loop(lambda i, _: i < 3, lambda i, v: (i + 1, v * 2), [0, x])[1])
+    assert found["kind"] in ("rows", "unknown") and found["mixing"] == []
