@@ -73,14 +73,14 @@ def find(graph: Graph, plan: Plan, view: GraphView, global_variables: AbstractSe
     gradients = boundary_nodes(view, calls)
     written = _written_values(graph.tf_graph, view, global_variables, gradients)
     objective = {view.index[y.op.name] for call in calls for y in call.ys}
-    nodes = _needed(view, objective | {node for _, values in written.values() for node, _ in values}, gradients)
+    before_loss = _needed(view, objective, gradients, set())
+    nodes = _needed(view, {node for _, values in written.values() for node, _ in values}, gradients, before_loss)
     flow = RowFlow(graph.tf_graph, view, nodes, _sources(graph, view, nodes), _lowered(graph, view))
     writing = [
         (node, variable)
         for node, (variable, values) in sorted(written.items())
         if any(not flow.of(value).is_same for value in values)
     ]
-    before_loss = _needed(view, objective, gradients) if flow.mixing else set()
     mixing = [(node, what) for node, what in sorted(flow.mixing.items()) if node in before_loss]
     shown = _shown_values(plan, view)
     names = _Names(graph, view)
@@ -126,9 +126,9 @@ def _written_values(
     return found
 
 
-def _needed(view: GraphView, roots: Set[int], gradients: Set[int]) -> Set[int]:
-    """What values are computed from, but for gradients, which the plan makes equal on all replicas."""
-    found: Set[int] = set()
+def _needed(view: GraphView, roots: Set[int], gradients: Set[int], known: Set[int]) -> Set[int]:
+    """`known`, and what values are computed from, but for gradients, which the plan makes equal on all replicas."""
+    found = set(known)
     stack = list(roots)
     while stack:
         node = stack.pop()
