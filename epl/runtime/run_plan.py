@@ -30,11 +30,13 @@ import tensorflow.compat.v1 as tf
 
 from epl.ir import op_types
 from epl.ir.colocation import phase_of
+from epl.ir.dataflow import data_descendants
 from epl.ir.graph import first_tensor
 from epl.ir.taskgraph import Phase
 from epl.parallel.replication.replica_rows import MIXES, WRITES, ReplicaRows, RowFinding
 from epl.parallel.rewriting.context import RewriteContext, Sibling
 from epl.parallel.rewriting.data_waits import outputs_taken
+from epl.parallel.sharded_variables import part_writes
 from epl.parallel.sharded_variables.fetching import ShardFetches
 from epl.parallel.sharded_variables.variables import InitializedValue, initialized_values
 from epl.utils.errors import FeedError
@@ -68,6 +70,7 @@ class RunPlan(NamedTuple):
         restore).
       written: what it writes without gradients.
       initializes: names of the variables that have a value after the run, as it assigns one.
+      part_writes: name of a variable in parts -> how the run writes it without gradients; see `part_writes.py`.
       copies_first: whether other local replicas take part and need the values of replica 0 before the run.
       only_stages: whether all that the replicas do is to fill or empty staging areas, for which they may have to
         wait.
@@ -94,6 +97,7 @@ class RunPlan(NamedTuple):
     writes_replica_0_alone: bool
     written: Written
     initializes: FrozenSet[str]
+    part_writes: Mapping[str, int]
     copies_first: bool
     only_stages: bool
     shares_feeds: bool
@@ -119,6 +123,7 @@ class Asked(NamedTuple):
       needed: what `ops` need, not looking beyond `idle`.
       in_micro_batches: targets that every micro batch has a copy of.
       foreign: whether it changes variables of replica 0 alone.
+      late_writes: the writes among what it needs that were built after the rewriting.
     """
 
     fetches: Tuple[tf.Tensor, ...]
@@ -129,6 +134,7 @@ class Asked(NamedTuple):
     needed: AbstractSet[int]
     in_micro_batches: AbstractSet[int]
     foreign: bool
+    late_writes: Sequence[tf.Operation]
 
 
 class Reach(NamedTuple):
@@ -200,6 +206,7 @@ class RunPlanner:
         self._weights = {view.index[weight.op.name] for weight in rewrite.weights[:1]} if self._counted else set()
         sharded = rewrite.sharded
         self._choices = [] if sharded is None else initialized_values(sharded)
+        self._restored = data_descendants(view, view.of_types(op_types.CHECKPOINT_READS), set())
         self._shard_initializers = set() if sharded is None else {view.index[name] for name in sharded.initializers()}
         self._updates = rewrite.writes - self._shard_initializers
         updated = view.descendants(self._gradients, self._all_barriers.__contains__) & self._updates
@@ -261,9 +268,11 @@ class RunPlanner:
         ops = [tensor.op for tensor in fetches if tensor.name not in fed] + list(targets)
         if idle is None:
             idle = self._idle_barriers(ops, fed) | self._weights
-        needed, foreign = self._needed(ops, fed, idle)
+        needed, late_writes = self._needed(ops, fed, idle)
+        foreign = any(t.op.name in self._variables for op in late_writes for t in op.inputs)
+        foreign = foreign or bool(needed & self._foreign)
         later = {self._view.index[op.name] for op in targets if op.name in self._rewrite.micro_batched}
-        return Asked(tuple(fetches), tuple(targets), tuple(ops), fed, idle, needed, later, foreign)
+        return Asked(tuple(fetches), tuple(targets), tuple(ops), fed, idle, needed, later, foreign, late_writes)
 
     def _has_all_that_is_fed(self, asked: Asked, by_user: FrozenSet[str]) -> bool:
         """Whether ranks that hold shards compute together what one device would, of all rows that are fed."""
@@ -339,6 +348,7 @@ class RunPlanner:
             writes_replica_0_alone=asked.foreign,
             written=self._written(by_hand, by_user),
             initializes=self._initializes(needed, asked.fed),
+            part_writes=self._part_writes(asked),
             copies_first=uses_replicas and self._copies_first(needed, reach.touched),
             only_stages=bool(needed & self._staging) and not reach.touched & (self._collectives | rewrite.writes),
             shares_feeds=shares_feeds and not repeats_feeds,
@@ -404,6 +414,21 @@ class RunPlanner:
         assigns = (n for n in needed if view.types[n] in op_types.PLAIN_ASSIGNS and view.nodes[n].name not in fed_ops)
         targets = [view.producers[node][0] for node in assigns]
         return frozenset(view.nodes[node].name for node in targets if view.types[node] in op_types.VARIABLES)
+
+    def _part_writes(self, asked: Asked) -> Dict[str, int]:
+        """How a run without gradients writes variables in parts, by name."""
+        rewrite, view = self._rewrite, self._view
+        if rewrite.part_writes is None or asked.needed & self._gradients:
+            return {}
+        found: Dict[str, int] = {}
+        for node in sorted(asked.needed):
+            if view.types[node] in op_types.WRITES:
+                restored, initial = node in self._restored, node in self._shard_initializers
+                names = [view.nodes[variable].name for variable in view.variable_inputs(node)]
+                found.update(dict.fromkeys(names, part_writes.kind_of_write(restored, initial)))
+        for op in asked.late_writes:
+            found[op.inputs[0].op.name] = part_writes.kind_of_write(_is_restored(op), False)
+        return {name: kind for name, kind in found.items() if name in rewrite.held}
 
     def _copies_first(self, needed: AbstractSet[int], touched: AbstractSet[int]) -> bool:
         """Whether the replicas that run `touched` do more than give their shards initial values."""
@@ -472,14 +497,14 @@ class RunPlanner:
 
     def _needed(
         self, ops: Sequence[tf.Operation], fed: FrozenSet[str], idle: AbstractSet[int]
-    ) -> Tuple[Set[int], bool]:
-        """What `ops` need of replica 0, not looking beyond `idle`; and whether that changes variables of it alone.
+    ) -> Tuple[Set[int], List[tf.Operation]]:
+        """What `ops` need of replica 0, not looking beyond `idle`; and the writes that were built after the rewriting.
 
         Ops that the user created after the rewriting are followed op by op until they meet ops that are in the view.
         """
         view = self._view
         known = set()
-        foreign = False
+        late_writes = []
         seen = set()
         stack = list(ops)
         while stack:
@@ -491,13 +516,13 @@ class RunPlanner:
             if index is not None:
                 known.add(index)
                 continue
-            if op.type in op_types.WRITES and any(t.op.name in self._variables for t in op.inputs):
-                foreign = True
+            if op.type in op_types.WRITES:
+                late_writes.append(op)
             stack.extend(t.op for t in op.inputs)
             stack.extend(op.control_inputs)
         stop = {view.index[_op_name(name)] for name in fed if _op_name(name) in view.index}
         needed = view.ancestors(known, (stop | idle).__contains__) - (stop & self._unused_gathers.keys())
-        return needed, foreign or bool(needed & self._foreign)
+        return needed, late_writes
 
     @staticmethod
     def _is_fed(op: tf.Operation, fed: FrozenSet[str]) -> bool:
@@ -584,6 +609,19 @@ def _takes_gradients(ops: Sequence[tf.Operation]) -> bool:
         new = {tensor.op for tensor in op.inputs} - seen
         seen |= new
         stack.extend(new)
+    return False
+
+
+def _is_restored(write: tf.Operation) -> bool:
+    """Whether an op writes what is read from a checkpoint."""
+    stack, seen = [tensor.op for tensor in write.inputs[1:]], set()
+    while stack:
+        op = stack.pop()
+        if op.type in op_types.CHECKPOINT_READS:
+            return True
+        if op not in seen:
+            seen.add(op)
+            stack.extend(tensor.op for tensor in op.inputs)
     return False
 
 

@@ -17,6 +17,7 @@ from epl.parallel.replication.replica_rows import SHOWS, sentence
 from epl.parallel.rewriting.context import RewriteContext, VariableSync
 from epl.parallel.sharded_variables.checkpoints import Checkpoints
 from epl.parallel.sharded_variables.fetching import ShardFetches
+from epl.parallel.sharded_variables.part_writes import PartWrites, refuse_different
 from epl.parallel.sharded_variables.variables import InitializedValue
 from epl.runtime.feeds import FeedSharing
 from epl.runtime.replica_check import ReplicaCheck
@@ -46,6 +47,7 @@ class SessionState:
         self.initialized: Set[str] = set()  # variables that are known to have a value
         self.ran: Set[int] = set()  # ids of plans, which live as long as the graph
         self.number = 0  # for the checkpoints of parts in several processes
+        self.part_writes = PartWrites()
 
 
 class GraphRunner:
@@ -159,14 +161,19 @@ class GraphRunner:
         if self._checkpoints is not None:
             feeds.update(self._checkpoints.feeds(state.number))
 
+        gathers = self._fetches is not None and not self._fetches.gathered.isdisjoint(plan.fetches)
+
         def run_step() -> List[Any]:
             if plan.is_collective:
                 self._take_values_of_rank_0(session, state)
+            elif gathers:
+                self._compare_part_writes(session, state)
             if plan.copies_first:
                 self._copy_to_replicas(session, state)
             with self._told_when_slow(state, plan, fetches):
                 result = self._raw(session, None, plan.targets, plan.fetches, feeds, options, metadata)
             state.initialized |= plan.initializes
+            state.part_writes.note(plan.part_writes)
             if plan.writes_replica_0_alone:
                 state.replicas_current = state.processes_current = False
             state.replicas_current &= not plan.written.differs_between_replicas
@@ -180,7 +187,7 @@ class GraphRunner:
             if self._checkpoints is not None:
                 self._checkpoints.step_done()
             return result
-        if self._fetches is not None and not self._fetches.gathered.isdisjoint(plan.fetches):
+        if gathers:
             run_step = functools.partial(self._gathering, run_step)
         if plan.uses_replicas and not (plan.only_stages and state.replicas_current):  # it may wait for another thread
             with self._replica_lock:
@@ -247,7 +254,7 @@ class GraphRunner:
     def take_values_of_rank_0(self, session: tf.Session) -> None:
         """Gives this process rank 0's values now: a hook may read the global step before the first training step."""
         state = self._state(session)
-        if self.rewrite.broadcasts:
+        if self.rewrite.broadcasts or self.rewrite.part_writes is not None:
             self._collectively(lambda: self._take_values_of_rank_0(session, state))
 
     def _collectively(self, run_step: Callable[[], Any]) -> Any:
@@ -337,8 +344,19 @@ class GraphRunner:
                         )
                     )
 
+    def _compare_part_writes(self, session: tf.Session, state: SessionState) -> None:
+        """Refuses parts that a process has initialized, restored or assigned in another way than worker 0."""
+        check = self.rewrite.part_writes
+        if check is None or state.part_writes.compared:
+            return
+        own = state.part_writes.of(check.variables)
+        (first,) = self._raw(session, None, [], [check.of_worker_0], {check.own: own}, None, None)
+        refuse_different(self.rewrite, own, first)
+        state.part_writes.done()
+
     def _take_values_of_rank_0(self, session: tf.Session, state: SessionState) -> None:
         rewrite = self.rewrite
+        self._compare_part_writes(session, state)
         if state.processes_current or not rewrite.broadcasts:
             return
         if rewrite.process_rank == 0:

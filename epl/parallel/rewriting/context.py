@@ -112,6 +112,22 @@ class ScheduledGather(NamedTuple):
     block: int
 
 
+class PartWritesCheck(NamedTuple):
+    """The comparison with worker 0 of how variables in parts got their values; see `part_writes.py`.
+
+    Attributes:
+      own: to be fed with the numbers of this process, one for each variable.
+      of_worker_0: gives those of worker 0; a collective of all processes that own replicas.
+      variables: names of the variables' ops.
+      kept: those of which this process holds parts that it gets from no other process.
+    """
+
+    own: tf.Tensor
+    of_worker_0: tf.Tensor
+    variables: Tuple[str, ...]
+    kept: FrozenSet[str]
+
+
 class Sibling(NamedTuple):
     """A merged output: the tensor to fetch, and the collective op of replica 0 that computes it ("" if none)."""
 
@@ -164,6 +180,7 @@ class RewriteContext:
       summarized: index in `view` of a summary op of a merged value -> name of the tensor that is merged.
       plain_summaries: name of an op that depends on such a summary -> its copy with the values of replica 0.
       syncs: the ops that make variables equal; `broadcasts` are the ops that assign rank 0's values.
+      part_writes: compares how variables in parts got their values; None where no other process has parts.
       built: names of the ops that passes created on replica 0.
       user_nodes: the original NodeDefs of changed ops of the user; `added` are the names of the added ops,
         `added_functions` those of the functions.
@@ -224,6 +241,7 @@ class RewriteContext:
         self.plain_summaries: Dict[str, str] = {}
         self.syncs: List[VariableSync] = []
         self.broadcasts: List[str] = []
+        self.part_writes: Optional[PartWritesCheck] = None
         self.built: Set[str] = set()
         self.foreign_writes: Set[str] = set()
         self.user_nodes: Dict[str, tf.NodeDef] = {}

@@ -5,6 +5,7 @@ from typing import Any
 from epl.ir.graph import Graph
 from epl.ir.inserted_ops import OpOrigin
 from epl.parallel.feature import Apply, ApplyRequest, Feature, RunRequest
+from epl.parallel.sharded_variables import part_writes
 from epl.parallel.sharded_variables.fetching import ShardFetches
 from epl.parallel.sharded_variables.slots import watched_slots
 from epl.parallel.sharding.sharded_variables import ShardedVariables
@@ -14,6 +15,7 @@ class ShardedSlotsFeature(Feature):
     """Makes slots of shards known as shards, and gives the full value to a run that fetches a sharded variable."""
 
     origin = OpOrigin("sharded variables", "slots")
+    passes = (part_writes.PASS,)
 
     def around_optimizer(self, graph: Graph, request: ApplyRequest, apply: Apply) -> Any:
         """Adds the new slots to the registry."""
