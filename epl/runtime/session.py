@@ -6,7 +6,7 @@ import logging
 import os
 import threading
 import weakref
-from typing import Any, Callable, ContextManager, Dict, List, Sequence, Set, Type
+from typing import Any, Callable, ContextManager, Dict, List, Optional, Sequence, Set, Type
 
 import numpy as np
 import tensorflow.compat.v1 as tf
@@ -14,7 +14,7 @@ import tensorflow.compat.v1 as tf
 from epl.env import Env
 from epl.ops.job import Job
 from epl.parallel.replication.replica_rows import SHOWS, sentence
-from epl.parallel.rewriting.context import RewriteContext, VariableSync
+from epl.parallel.rewriting.context import PartWritesCheck, RewriteContext, VariableSync
 from epl.parallel.sharded_variables.checkpoints import Checkpoints
 from epl.parallel.sharded_variables.fetching import ShardFetches
 from epl.parallel.sharded_variables.part_writes import PartWrites, refuse_different
@@ -41,13 +41,13 @@ _NO_VALUE = "a variable has no value: "  # begins a reason
 class SessionState:
     """What one session has done to the variables of a rewritten graph."""
 
-    def __init__(self) -> None:
+    def __init__(self, check: Optional[PartWritesCheck]) -> None:
         self.replicas_current = False  # the other local replicas hold replica 0's values
         self.processes_current = False  # this process holds rank 0's values
         self.initialized: Set[str] = set()  # variables that are known to have a value
         self.ran: Set[int] = set()  # ids of plans, which live as long as the graph
         self.number = 0  # for the checkpoints of parts in several processes
-        self.part_writes = PartWrites()
+        self.part_writes = PartWrites(frozenset() if check is None else check.kept)
 
 
 class GraphRunner:
@@ -183,10 +183,10 @@ class GraphRunner:
             return result
 
         if plan.is_collective:
-            result = self._collectively(run_step)
-            if self._checkpoints is not None:
-                self._checkpoints.step_done()
-            return result
+            if self._checkpoints is None:
+                return self._collectively(run_step)
+            with self._checkpoints.step():
+                return self._collectively(run_step)
         if gathers:
             run_step = functools.partial(self._gathering, run_step)
         if plan.uses_replicas and not (plan.only_stages and state.replicas_current):  # it may wait for another thread
@@ -312,9 +312,9 @@ class GraphRunner:
         with self._lock:
             if session not in self._states:
                 self._check_devices(session)
-                state = self._states[session] = SessionState()
+                state = self._states[session] = SessionState(self.rewrite.part_writes)
                 if self._checkpoints is not None:
-                    state.number = self._checkpoints.session_begins(self._reader(session))
+                    state.number = self._checkpoints.session_begins(self._reader(session), state.part_writes)
             return self._states[session]
 
     def _reader(self, session: tf.Session) -> Callable[[Sequence[tf.Tensor]], List[Any]]:

@@ -1,5 +1,6 @@
 """What gives variables in parts their values runs in every worker; where it runs in some alone, EPL says so."""
 
+import os
 import re
 import subprocess
 import sys
@@ -67,3 +68,11 @@ def test_a_worker_whose_parts_have_other_values_is_named(plain, tmp_path, layout
     assert codes(workers) == [1, 1], outputs(workers)
     for worker in workers:
         assert f"'fc/kernel' has its values in worker 0 by {way}, and in worker 1 by an initializer" in worker.output
+
+
+def test_a_checkpoint_of_parts_that_do_not_belong_together_is_not_published(plain, tmp_path):
+    workers = run("v1", "restored by worker 0 and saved", plain[0], tmp_path)
+    assert codes(workers) == [1, 1], outputs(workers)
+    words = "since the last step 'fc/kernel' has got its values in worker 0 by a restore, and here by an initializer"
+    assert words in workers[0].output
+    assert not os.path.exists(plain[0] + "/second.index")

@@ -7,8 +7,10 @@
 
 Worker 0 saves at any time: in a hook, in the user's loop, after the last step. The other workers need not know. While
 it saves it takes part in no step, so another worker has at most begun the next step, whose collectives wait for worker
-0, and writes no variable before them: the thread reads the values after the step that worker 0 has finished. The
-variables live as long as the session, so a session of another worker closes after worker 0 has closed its own.
+0, and writes no variable before them: the thread reads the values after the step that worker 0 has finished. Worker 0
+says how many steps it has done, and how its variables got their values since (`part_writes.py`). A worker that is
+behind catches up first; one that is ahead, or that restored what worker 0 did not, refuses, and no file is published.
+The variables live as long as the session, so a session of another worker closes after worker 0 has closed its own.
 
 If a graph has several sessions, those of all workers that began as the first, second and so on belong together: the
 save op is fed that number.
@@ -17,19 +19,21 @@ All processes see one file system, as with every TensorFlow checkpoint of severa
 """
 
 import atexit
+import contextlib
 import json
 import os
 import sys
 import threading
 import time
 import weakref
-from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Set, Tuple
+from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Sequence, Set, Tuple
 
 import numpy as np
 import tensorflow.compat.v1 as tf
 
 from epl.ops.job import Job, JobError
 from epl.ops.waits import Limits, Wait, is_too_late
+from epl.parallel.sharded_variables.part_writes import NOTHING, PartWrites, words
 from epl.utils.errors import EplError
 from epl.utils.script_end import ScriptEnd
 
@@ -50,7 +54,10 @@ class CheckpointPartsError(EplError, RuntimeError):
 
 
 class CheckpointParts:
-    """The work of one process for checkpoints of all processes: worker 0 asks, the other workers answer in a thread."""
+    """The work of one process for checkpoints of all processes: worker 0 asks, the other workers answer in a thread.
+
+    It is one class because the events of sessions, the questions and the answers share a lock, sessions and steps.
+    """
 
     def __init__(self, companion: Job, slices: Mapping[str, Tuple[str, str]], limits: Limits) -> None:
         """Starts the thread that answers, except on worker 0.
@@ -67,8 +74,11 @@ class CheckpointParts:
         self._changed = threading.Condition()
         # By the number of a session. Reads have the graph, which ends these parts when it is gone.
         self._reads: "weakref.WeakValueDictionary[int, Read]" = weakref.WeakValueDictionary()
+        self._writes: Dict[int, PartWrites] = {}
         self._begun = 0
         self._steps = 0
+        self._in_steps = 0  # in several threads
+        self._steps_before: Dict[str, int] = {}  # of worker 0, by file, when it began to save
         self._closed_first: Set[int] = set()  # sessions that worker 0 has closed
         # The number of the session that saves; it has the graph, too.
         self._session: Callable[[], Optional[tf.Tensor]] = lambda: None
@@ -82,10 +92,12 @@ class CheckpointParts:
 
     # ---- Events of sessions.
 
-    def attach(self, read: Read) -> int:
-        """Notes that a session has begun; `read` reads its variables, in any thread, without a step of the plan.
+    def attach(self, read: Read, writes: Optional[PartWrites] = None) -> int:
+        """Notes that a session has begun.
 
-        The caller keeps `read`.
+        Args:
+          read: reads its variables, in any thread, without a step of the plan. The caller keeps it.
+          writes: tells how its variables got their values outside of steps.
 
         Returns:
           The number of the session.
@@ -93,6 +105,7 @@ class CheckpointParts:
         with self._changed:
             number, self._begun = self._begun, self._begun + 1
             self._reads[number] = read
+            self._writes[number] = writes or PartWrites()
             self._changed.notify_all()
             return number
 
@@ -101,10 +114,21 @@ class CheckpointParts:
         tensor = self._session()
         return {} if tensor is None or not session else {tensor: np.asarray(session, np.int32)}
 
-    def step_done(self) -> None:
-        """Notes that a step of all processes has ended in this one."""
+    @contextlib.contextmanager
+    def step(self) -> Iterator[None]:
+        """Inside, this process runs a step of all processes; without an error, it has done the step after that."""
+        self._note_step(1)
+        try:
+            yield
+        except BaseException:
+            self._note_step(-1)
+            raise
+        self._note_step(-1, 1)
+
+    def _note_step(self, begun: int, done: int = 0) -> None:
         with self._changed:
-            self._steps += 1
+            self._in_steps += begun
+            self._steps += done
             self._changed.notify_all()
 
     def close(self, session: int = 0) -> None:
@@ -122,7 +146,7 @@ class CheckpointParts:
                 while not (failed or self._over or session in self._closed_first):
                     wait.look()
                     self._changed.wait(_POLL_S)
-            del self._reads[session]
+            del self._reads[session], self._writes[session]
         if not self._process and not failed:
             self._tell({"do": "close", "session": session})
 
@@ -165,8 +189,15 @@ class CheckpointParts:
         Raises:
           CheckpointPartsError: a process has failed, or left, or could not write, or is late.
         """
-        request = {"do": "write", "file": filename, "entries": list(entries), "steps": self._steps}
-        self._tell(dict(request, session=session))
+        with self._changed:
+            state = self._state(session)
+        steps = state["steps"]
+        if self._steps_before.pop(filename, steps) != steps:
+            raise CheckpointPartsError(
+                "The checkpoint {!r} is not published: worker 0 has trained on while it was written, so that its parts "
+                "are of different steps. Save between two steps, in the thread that trains.".format(filename)
+            )
+        self._tell({"do": "write", "file": filename, "entries": list(entries), "session": session, "state": state})
         wait = self._waiting(f"waits for the parts of the checkpoint {filename!r}", _WRITTEN)
         answers = [json.loads(answer.decode()) for answer in self._exchange(_WRITTEN, {"file": ""}, wait)[1:]]
         for worker, answer in enumerate(answers, 1):
@@ -176,6 +207,8 @@ class CheckpointParts:
                         worker, filename, answer["error"]
                     )
                 )
+            if answer["file"] and answer["steps"] != steps:
+                raise CheckpointPartsError(_of_other_steps(f"worker {worker}", answer["steps"], steps))
         return [answer["file"] for answer in answers if answer["file"]]
 
     def own_prefix(self, filename: tf.Tensor) -> tf.Tensor:
@@ -184,6 +217,7 @@ class CheckpointParts:
         def prepared(name: bytes) -> bytes:
             prefix = PART.format(name.decode(), 0, self._processes)
             tf.io.gfile.makedirs(os.path.dirname(prefix))
+            self._steps_before[name.decode()] = self._steps
             return prefix.encode()
 
         with tf.device("/cpu:0"):
@@ -258,14 +292,14 @@ class CheckpointParts:
                     self._closed_first.add(request["session"])
                     self._changed.notify_all()
 
-    def _answer(self, request: Dict[str, Any]) -> Dict[str, str]:
+    def _answer(self, request: Dict[str, Any]) -> Dict[str, Any]:
         try:
-            return {"file": self._write(request)}
+            return self._write(request)
         except Exception as error:  # worker 0 reports it to the user
             return {"error": f"{type(error).__name__}: {str(error)[:2000]}"}
 
-    def _write(self, request: Dict[str, Any]) -> str:
-        """Writes the requested slices; gives the prefix of the file, "" if there are no slices."""
+    def _write(self, request: Dict[str, Any]) -> Dict[str, Any]:
+        """Writes the requested slices; gives the prefix of the file, "" if there are no slices, and the steps done."""
         keys: Dict[str, List[str]] = {}
         for key, full_name in request["entries"]:
             keys.setdefault(full_name, []).append(key)
@@ -275,28 +309,83 @@ class CheckpointParts:
             for key in keys.get(full_name, ())
         ]
         if not wanted:
-            return ""
-        values = self._values([variable for variable, _, _ in wanted], request["session"], request["steps"])
+            return {"file": ""}
+        state = request["state"]
+        values = self._values([variable for variable, _, _ in wanted], request["session"], state)
         prefix = PART.format(request["file"], self._process, self._processes)
         write_slices(prefix, [(key, spec, value) for (_, key, spec), value in zip(wanted, values)])
-        return prefix
+        return {"file": prefix, "steps": state["steps"]}
 
-    def _values(self, variables: Sequence[str], session: int, steps: int) -> List[Any]:
-        """The values in a session after so many steps; waits until this process has done them."""
+    def _values(self, variables: Sequence[str], session: int, wanted: Dict[str, Any]) -> List[Any]:
+        """The values in a session in the state of worker 0; waits until this process is there.
+
+        Raises:
+          CheckpointPartsError: it is elsewhere, and does not come there.
+        """
         end = time.monotonic() + _LIMIT_S
         while True:
             with self._changed:
-                while not self._over and (session not in self._reads or self._steps < steps) and time.monotonic() < end:
+                while not self._over and time.monotonic() < end and self._is_behind(session, wanted):
                     self._changed.wait(_POLL_S)
                 read = self._reads.get(session)
-            if read is None:
-                raise CheckpointPartsError("it has no session that holds the variables.")
+                if read is None:
+                    raise CheckpointPartsError("it has no session that holds the variables.")
+                self._refuse_other_state(session, wanted)
             try:
-                return read(variables)
+                values = read(variables)
             except _NOT_YET:
                 if time.monotonic() > end:
                     raise
                 time.sleep(_POLL_S)
+                continue
+            with self._changed:
+                self._refuse_other_state(session, wanted)
+            return values
+
+    def _state(self, session: int) -> Dict[str, Any]:
+        """How far a session is: steps of all processes, comparisons of writes, and writes since."""
+        writes = self._writes.get(session)
+        last = {} if writes is None else writes.last
+        return {"steps": self._steps, "compared": 0 if writes is None else writes.comparisons, "writes": last}
+
+    def _is_behind(self, session: int, wanted: Dict[str, Any]) -> bool:
+        """Whether this process has less than worker 0, and may still come to the same."""
+        if session not in self._reads:
+            return True
+        own = self._state(session)
+        if own["steps"] < wanted["steps"] or own["compared"] < wanted["compared"]:
+            return True
+        different = self._different_writes(session, wanted)
+        return bool(different) and not self._in_steps and all(first != NOTHING for _, _, first in different)
+
+    def _different_writes(self, session: int, wanted: Dict[str, Any]) -> List[Tuple[str, int, int]]:
+        """The variables that got their values in another way than in worker 0: name, way here, way there."""
+        own, first = self._state(session)["writes"], wanted["writes"]
+        kept = self._writes[session].kept if session in self._writes else frozenset()
+        pairs = [(name, own.get(name, NOTHING), first.get(name, NOTHING)) for name in sorted(own.keys() | first.keys())]
+        return [pair for pair in pairs if pair[1] != pair[2] and pair[0] in kept]
+
+    def _refuse_other_state(self, session: int, wanted: Dict[str, Any]) -> None:
+        """Raises CheckpointPartsError if the values are not of the step of worker 0, or have come in another way."""
+        own = self._state(session)
+        if own["steps"] != wanted["steps"]:
+            raise CheckpointPartsError(_of_other_steps("it", own["steps"], wanted["steps"]))
+        for name, mine, first in self._different_writes(session, wanted)[:1]:
+            raise CheckpointPartsError(
+                "the file is not published, as its parts would not belong together: since the last step {!r} has got "
+                "its values in worker 0 by {}, and here by {}. Restore, initialize and assign in every worker before "
+                "worker 0 saves, in a monitored session by tf.train.Scaffold(init_fn=...).".format(
+                    self._slices.get(name, (name,))[0], words(first), words(mine)
+                )
+            )
+
+
+def _of_other_steps(who: str, steps: int, wanted: int) -> str:
+    """The message for parts that are of another step than those of worker 0."""
+    return (
+        f"the file is not published, as its parts would be of different steps: {who} has done {steps} steps of all "
+        f"workers, and worker 0 {wanted}. Save between two steps, in the thread that trains."
+    )
 
 
 def write_slices(prefix: str, entries: Sequence[Tuple[str, str, Any]]) -> None:

@@ -3,7 +3,8 @@
 `savers.py` changes the ops of Savers, `checkpoint_parts.py` lets other processes write their shards.
 """
 
-from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence
+import contextlib
+from typing import Any, Callable, ContextManager, Dict, List, Mapping, Optional, Sequence
 
 import tensorflow.compat.v1 as tf
 
@@ -13,6 +14,7 @@ from epl.ops.job import Job
 from epl.ops.waits import Limits
 from epl.parallel.plan.agreement import process_server
 from epl.parallel.sharded_variables.checkpoint_parts import CheckpointParts, Read
+from epl.parallel.sharded_variables.part_writes import PartWrites
 from epl.parallel.sharded_variables.savers import Slice, complete_savers, slices_of, value_of
 from epl.parallel.sharding.sharded_variables import ShardedVariables
 from epl.utils import tf_compat
@@ -82,21 +84,30 @@ class Checkpoints:
                         owner.follow_late()
                     self.complete([rewrite.prefix(copy) for copy in range(rewrite.local_replicas)])
 
-    def session_begins(self, read: Callable[[Sequence[tf.Tensor]], List[Any]]) -> int:
-        """Notes a session; `read` gives values without a step of the plan. Returns the session's number."""
+    def session_begins(self, read: Callable[[Sequence[tf.Tensor]], List[Any]], writes: PartWrites) -> int:
+        """Notes a session.
+
+        Args:
+          read: gives values without a step of the plan.
+          writes: tells how its variables in parts got their values outside of steps.
+
+        Returns:
+          The session's number.
+        """
         if self._parts is None:
             return 0
         self._reads.append(lambda names: read([self._values[name] for name in names]))
-        return self._parts.attach(self._reads[-1])
+        return self._parts.attach(self._reads[-1], writes)
 
     def feeds(self, session: int) -> Dict[tf.Tensor, Any]:
         """Further feeds for a run of a session, in case it saves."""
         return {} if self._parts is None else self._parts.feeds(session)
 
-    def step_done(self) -> None:
-        """Notes that a step of all processes has ended in this one."""
-        if self._parts is not None:
-            self._parts.step_done()
+    def step(self) -> ContextManager[object]:
+        """Inside, this process runs a step of all processes."""
+        if self._parts is None:
+            return contextlib.ExitStack()
+        return self._parts.step()
 
     def session_closes(self, session: int) -> None:
         """To be called before a session closes: its shards end with it."""

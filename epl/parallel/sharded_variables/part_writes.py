@@ -29,26 +29,41 @@ class PartWrites:
     """How the variables in parts of one session got their values since all processes compared it last.
 
     Attributes:
+      kept: names of the variables of which this process holds parts that it gets from no other process.
       compared: whether that is the same in all processes.
+      comparisons: how often it was.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, kept: FrozenSet[str] = frozenset()) -> None:
+        self.kept = kept
         self.compared = False
+        self.comparisons = 0
         self._last: Dict[str, int] = {}
 
     def note(self, writes: Mapping[str, int]) -> None:
         """Adds the writes of a run: name of a variable's op -> INITIALIZER, RESTORE or ASSIGNMENT."""
-        self._last.update(writes)
+        self._last = {**self._last, **writes}
         self.compared = self.compared and not writes
 
     def done(self) -> None:
         """Notes that all processes have the same."""
+        self._last = {}
+        self.comparisons += 1
         self.compared = True
-        self._last.clear()
+
+    @property
+    def last(self) -> Dict[str, int]:
+        """Name of a variable's op -> its last write."""
+        return dict(self._last)
 
     def of(self, variables: Sequence[str]) -> np.ndarray:
         """The last writes of variables, in order."""
         return np.asarray([self._last.get(name, NOTHING) for name in variables], np.int64)
+
+
+def words(kind: int) -> str:
+    """A kind of write in a message."""
+    return _WORDS[kind]
 
 
 def kind_of_write(is_restored: bool, is_initializer: bool) -> int:
@@ -98,7 +113,7 @@ def different(name: str, worker: int, mine: int, first: int, count: int) -> str:
         "{!r} has its values in worker 0 by {}, and in worker {} by {}{}. Each worker has parts of it, which no other "
         "one writes. Run the same in every worker: `saver.restore(sess, path)` without `if worker_index == 0`, "
         "with a path that all of them can read; so also initializers and assignments.".format(
-            name, _WORDS[first], worker, _WORDS[mine], f" (so have {count} variables)" if count > 1 else ""
+            name, words(first), worker, words(mine), f" (so have {count} variables)" if count > 1 else ""
         )
     )
 

@@ -91,6 +91,15 @@ def test_a_checkpoint_without_a_worker_that_failed_is_refused(tmp_path):
     assert not os.path.exists(str(tmp_path / "model-after-3.index"))
 
 
+def test_a_checkpoint_with_parts_of_another_step_is_refused(tmp_path):
+    ended = run(tmp_path, 2, "ahead")
+    assert ended[0][0], ended
+    seen = "Worker 1 could not write its part .*: it has done 4 steps of all workers, and worker 0 3"
+    assert re.search(seen, ended[0][2], re.DOTALL), ended
+    assert os.path.exists(str(tmp_path / "model-after-2.index"))
+    assert not os.path.exists(str(tmp_path / "model-after-3.index"))
+
+
 @pytest.mark.long
 def test_a_worker_that_is_stopped_in_a_save_is_named_and_ends_it(tmp_path):
     errors, code = run_stopped(tmp_path, "stopped in a save", 0)

@@ -65,6 +65,8 @@ def main(layout, done, folder):
             sess.run(assigned.op)
         if done == "restored by worker 0 and read":
             sess.run(tf.global_variables()[0])
+        if done == "restored by worker 0 and saved":
+            saver.save(sess, folder + "/second")
         for _ in range(STEPS):
             step()
     print("losses", losses)

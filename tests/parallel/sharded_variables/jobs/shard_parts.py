@@ -74,8 +74,11 @@ def main():
         for number in range(STEPS):
             if process and what == "fails" and number == 2:
                 raise ValueError("no more")
-            sess.run(step)
-            parts.step_done()
+            with parts.step():
+                sess.run(step)
+            if process and what == "ahead" and number == 2:
+                with parts.step():
+                    pass
             if process and what == "stopped in a save" and number == 2:
                 os.kill(os.getpid(), signal.SIGSTOP)
             if not process:
