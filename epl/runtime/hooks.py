@@ -16,7 +16,8 @@
 | BaseSession._extend_graph | an annotated graph is rewritten before it runs first |
 | BaseSession.run, _do_run, partial_run_setup | a run means what the user means |
 | BaseSession.make_callable, _make_callable_from_options | the same |
-| Saver.save | worker 0 writes checkpoints |
+| Saver.save | worker 0 writes checkpoints, and each worker the positions of its input |
+| Saver.restore | each worker goes on at the positions of its own input |
 | SavedModelBuilder.add_meta_graph, add_meta_graph_and_variables | parts of variables are in no saved model |
 | Graph.as_graph_def | what is written or exported is the user's graph, which plain TensorFlow can import |
 | MonitoredTrainingSession | every worker initializes its own session, and worker 0 alone writes |
@@ -40,7 +41,7 @@ from epl.ir.taskgraph import TASKGRAPH_ATTR
 from epl.parallel.amp import half_ops
 from epl.parallel.sharded_variables.variables import refuse_reuse
 from epl.parallel.zero import model as zero
-from epl.runtime import monitored, recorder, runs, saver, server, xla_clustering
+from epl.runtime import monitored, positions, recorder, runs, saver, server, xla_clustering
 from epl.utils import tf_compat
 from epl.utils.errors import PlanError
 
@@ -78,6 +79,7 @@ def install(explain: Optional[Callable[[tf.Graph], None]] = None) -> None:
     _wrap(session, "_make_callable_from_options", _make_callable_from_options)
     _wrap(session, "partial_run_setup", _partial_run_setup)
     _wrap(tf.train.Saver, "save", saver.save)
+    _wrap(tf.train.Saver, "restore", _restore)
     for builder in tf_compat.SAVED_MODEL_BUILDERS:
         _wrap(builder, "add_meta_graph", saver.add_meta_graph)
         _wrap(builder, "add_meta_graph_and_variables", saver.add_meta_graph)
@@ -275,6 +277,14 @@ def _partial_run_setup(original: Callable[..., Any], session: Any, *args: Any, *
             "Session.partial_run cannot feed several replicas bit by bit. Use Session.run with all feeds at once."
         )
     return original(session, *args, **kwargs)
+
+
+def _restore(original: Callable[..., None], saver_object: Any, session: Any, save_path: Any) -> None:
+    if isinstance(session, tf_compat.BaseSession) and save_path is not None:
+        runs.rewritten(session, _original_run)  # what is built late is in no comparison of graphs
+        positions.restore(original, saver_object, session, save_path)
+    else:
+        original(saver_object, session, save_path)
 
 
 # ---- Monitored sessions

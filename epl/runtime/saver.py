@@ -1,13 +1,16 @@
 """Checkpoints and exported graphs are those of the single-device script: nothing of the plan is in them."""
 
+import inspect
 from typing import Any, Callable, Optional
 
+import numpy as np
 import tensorflow.compat.v1 as tf
 
 from epl.env import Env
 from epl.ir.graph import Graph
 from epl.parallel.rewriting.context import RewriteContext
 from epl.parallel.sharding.sharded_variables import ShardedVariables
+from epl.runtime import positions
 from epl.runtime.saver_builder import MemoryEfficientBuilder as MemoryEfficientBuilder
 from epl.runtime.sharding_loader import ShardingLoader as ShardingLoader
 from epl.utils import tf_compat
@@ -15,12 +18,25 @@ from epl.utils.errors import PlanError
 
 
 def save(original: Callable[..., Any], saver: Any, sess: Any, *args: Any, **kwargs: Any) -> Optional[str]:
-    """`Saver.save`: on other workers than 0 it does nothing and returns None, if the model is replicated."""
+    """`Saver.save`: worker 0 writes, if the model is replicated; others keep positions alone, and return None."""
     graph = Graph.of(sess.graph)
     cluster = Env.get().cluster
     if graph is not None and graph.taskgraphs and cluster is not None and cluster.worker_index > 0:
+        if positions.saves_positions(saver, sess.graph):
+            given = inspect.signature(original).bind(saver, sess, *args, **kwargs).arguments
+            positions.save(saver, sess, _checkpoint(sess, given["save_path"], given.get("global_step")))
         return None
-    return original(saver, sess, *args, **kwargs)
+    path: Optional[str] = original(saver, sess, *args, **kwargs)
+    if path is not None:
+        positions.save(saver, sess, path)
+    return path
+
+
+def _checkpoint(sess: tf.Session, path: str, step: Any) -> str:
+    """The path of a checkpoint, as `Saver.save` makes it."""
+    if step is None:
+        return path
+    return f"{path}-{step if isinstance(step, (int, np.integer)) else tf.train.global_step(sess, step)}"
 
 
 def add_meta_graph(original: Callable[..., None], builder: Any, *args: Any, **kwargs: Any) -> None:
