@@ -16,8 +16,9 @@ replicas of the job have their data:
 A step that is fed has a gate, but no data to wait for. While one replica saves a checkpoint between two steps, no other
 one writes what belongs to the next step.
 
-Writes computed from the data of the gradients, of a metric for example, also wait for the gate. They, and all others
-but updates, wait for what the step reads of their variables, if the script has no order between read and write.
+Writes computed from the data of the gradients or from what is fed, of a metric for example, also wait for the gate.
+They, and all others but updates, wait for what the step reads of their variables, if the script has no order between
+read and write.
 
 Runs without the data, or without all of the updates, feed the barriers: a write by itself needs neither.
 """
@@ -80,7 +81,8 @@ def _order_steps(
     """Lets step writes wait for updates, or for data; and writes of the data of a training for its gate."""
     sources = set(view.of_types(op_types.DATA_SOURCES))
     gates: Set[int] = set().union(*[training.gate for training in trainings])
-    ungated = writes - view.descendants(gates) if gates and sources else set()
+    fed = set(view.user_placeholders())
+    ungated = writes - view.descendants(gates) if gates and (sources or fed) else set()
     if not step_writes and not ungated and len(sources) < 2:
         return
     depths = depths_of(view)
@@ -100,7 +102,8 @@ def _order_steps(
             step = _step(view, training) or ready
             _wait(rewrite, view, early, training.gate or ready, step, scope + "/data", trained)
         if training.gate:
-            beside = {w for w in ungated if depths[w][0] == 0 and _takes_only(view, w, sources, data)}
+            beside = {w for w in ungated if depths[w][0] == 0 and _takes_only(view, w, sources, data, fed)}
+            beside -= view.ancestors(training.gate)
             ungated -= beside
             _wait(rewrite, view, beside, training.gate, _step(view, training), scope + "/same_data")
         _wait(rewrite, view, late, ends[number], updates[number], scope + "/updates")
@@ -176,10 +179,10 @@ def _step(view: GraphView, training: _Training) -> Set[int]:
     return training.gate
 
 
-def _takes_only(view: GraphView, write: int, sources: Set[int], data: Set[int]) -> bool:
-    """Whether a write depends on data, and only on that of a training."""
-    taken = view.ancestors([write]) & sources
-    return bool(taken) and taken <= data
+def _takes_only(view: GraphView, write: int, sources: Set[int], data: Set[int], fed: Set[int]) -> bool:
+    """Whether a write depends on data or on what is fed, and on no other data than that of a training."""
+    taken = view.ancestors([write]) & (sources | fed)
+    return bool(taken) and taken - fed <= data
 
 
 def _wait(

@@ -282,6 +282,23 @@ def test_a_fed_step_writes_nothing_before_its_gate(init, config):
         assert before & gates, decay.name
 
 
+@pytest.mark.parametrize("config", [{}, {"zero__level": "v1"}], ids=["copies", "v1"])
+def test_what_a_step_writes_from_fed_values_waits_for_its_gate(init, config):
+    init(2, **config)
+    rows = tf.placeholder(tf.int32, [None], "rows")
+    table = tf.get_variable("table", [6, 2], initializer=tf.ones_initializer())
+    visits = tf.get_variable("visits", [6], initializer=tf.zeros_initializer(), trainable=False)
+    loss = tf.reduce_mean(tf.square(tf.nn.embedding_lookup(table, rows)))
+    visit = tf.scatter_add(visits, rows, tf.ones_like(rows, tf.float32)).op
+    train_op = tf.group(tf.train.GradientDescentOptimizer(0.1).minimize(loss), visit)
+    gates = {gate.op.name for gate in rewritten().gates}
+    assert gates & {op.name for op in ancestors_of(visit)}
+    with tf.Session() as sess:
+        sess.run(tf.global_variables_initializer())
+        sess.run(train_op, {rows: [0, 1, 2, 2]})
+        sess.run(visit, {rows: [5, 5]})  # no step
+
+
 # ---- Runs that are no training steps
 
 
