@@ -22,13 +22,12 @@ from epl.env import Env
 from epl.ir.gradient import Boundary
 from epl.ir.graph import Graph, first_tensor
 from epl.parallel.accumulation import sums as gradient_sums
+from epl.parallel.accumulation.counters import HOST, at_start, new_counter
 from epl.parallel.accumulation.gradients import (
-    HOST,
     Late,
     Pair,
     Steps,
     add_late,
-    at_start,
     early_boundaries,
     first_and_last,
     hold,
@@ -142,16 +141,10 @@ def _build(
 
 
 def _counter() -> Tuple[tf.Tensor, tf.Tensor]:
-    """A variable that counts micro steps, and its value: 0 before it was ever written."""
+    """A variable that counts micro steps, and its value: 0 before it was ever written, or in one that failed."""
+    handle, value = new_counter()
     with at_start(), tf.device(HOST):
-        handle = gradient_sums.new_variable(tf.int64, [])
-        position = tf.cond(
-            tf.raw_ops.VarIsInitializedOp(resource=handle),
-            lambda: tf.raw_ops.ReadVariableOp(resource=handle, dtype=tf.int64),
-            lambda: tf.constant(0, tf.int64),
-        )
-        position.set_shape([])
-        return handle, tf.identity(tf.maximum(position, 0), name="position")
+        return handle, tf.identity(tf.maximum(value, 0), name="position")
 
 
 def _begun(counter: tf.Tensor, accumulated: Sequence[AccumulatedGradient], late: Sequence[Late]) -> List[tf.Operation]:

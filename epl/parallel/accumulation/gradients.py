@@ -25,13 +25,12 @@ from epl.ir.gradient_boundary import (
 )
 from epl.ir.graph import Graph, first_tensor
 from epl.parallel.accumulation import sums as gradient_sums
+from epl.parallel.accumulation.counters import HOST, at_start
 from epl.parallel.accumulation.record import AccumulatedGradient, AccumulationRecord, accumulations_of
 from epl.parallel.accumulation.sums import Storage
 from epl.parallel.plan.replica_groups import replica_groups
 from epl.utils import tf_compat
 from epl.utils.errors import PlanError
-
-HOST = "/device:CPU:0"  # of what decides about control flow
 
 Pair = Tuple[Optional[Gradient], Any]
 
@@ -231,11 +230,6 @@ def _storage(variable: Optional[str], parts: gradient_sums.Parts, graph: Graph) 
 
 def _beside(storage: Storage) -> Any:
     return storage[0].graph.colocate_with(storage[0].op, ignore_existing=True)
-
-
-def at_start() -> Any:
-    """Ops made inside wait for nothing but their inputs, and are in no branch."""
-    return tf.control_dependencies(None)
 
 
 def _refuse_branches(bounds: Sequence[Boundary]) -> None:

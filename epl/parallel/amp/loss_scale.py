@@ -10,7 +10,8 @@ micro batches, so all replicas decide alike. If the user changes gradients (clip
 tf.gradients returned are checked, too: a clip by value makes an infinite gradient finite. If one of them is not finite,
 one of the applied gradients becomes NaN, and its all-reduce tells all replicas.
 
-With `amp.debug_log`, replica 0 of each process names the first gradient of a skipped step that was not finite.
+With `amp.debug_log`, replica 0 of each process names the first gradient of a skipped step that was not finite. Without
+it, it does so once, if an optimizer has skipped 20 steps in a row and the scale has reached its minimum.
 """
 
 import sys
@@ -25,14 +26,17 @@ from epl.ir.gradient_boundary import readiness, returned_gradients, upstream, va
 from epl.ir.graph import Graph, first_tensor
 from epl.ir.taskgraph import REPLICA_0_ATTR
 from epl.parallel.accumulation.apply import control_flow_v1
+from epl.parallel.accumulation.counters import HOST, new_counter
 from epl.utils import tf_compat
 
 FIRST_SCALE = 2.0**15
 GOOD_STEPS = 2000  # steps without overflow before the scale grows
+STUCK_STEPS = 20  # skipped in a row, at the smallest scale: nothing is trained any more
 _FACTOR = 2.0
+_SMALLEST = 1.0
+_SAID = tf.int64.min // 2  # a count of skipped steps that never reaches STUCK_STEPS
 
 Pair = Tuple[Optional[Gradient], Any]
-_HOST = "/device:CPU:0"
 
 
 class ScaleUpdate(NamedTuple):
@@ -40,6 +44,20 @@ class ScaleUpdate(NamedTuple):
 
     reads: Tuple[str, ...]
     writes: Tuple[str, ...]
+
+
+class Checked(NamedTuple):
+    """Gradients of one TaskGraph, and which of them are finite.
+
+    Attributes:
+      names: of their variables, in words.
+      readiness: numbers that order them as the backward pass computes them.
+      finite: one truth value for each.
+    """
+
+    names: Tuple[str, ...]
+    readiness: Tuple[int, ...]
+    finite: tf.Tensor
 
 
 class LossScale:
@@ -50,6 +68,8 @@ class LossScale:
       is_dynamic: whether it adapts.
       scale, good_steps: its variables, if it is dynamic.
       updates: its updates by the calls of apply_gradients, in the order in which they were built.
+      unchanged: of the call of apply_gradients in progress, the gradients that tf.gradients returned, if the user has
+        changed them since.
     """
 
     def __init__(self, graph: Graph, value: Union[str, float]) -> None:
@@ -57,6 +77,7 @@ class LossScale:
         self.taskgraph = graph.taskgraphs[0].index
         self.value = value
         self.updates: List[ScaleUpdate] = []
+        self.unchanged: List[Checked] = []
         if self.is_dynamic:
             with tf.control_dependencies(None), tf.name_scope(None), in_taskgraph(graph.tf_graph, self.taskgraph):
                 self.scale = _variable("current_loss_scale", FIRST_SCALE)
@@ -68,8 +89,8 @@ class LossScale:
             return self.scale.read_value()
         return None if self.value == 1.0 else tf.constant(self.value, tf.float32, name="loss_scale")
 
-    def update(self, finite: tf.Tensor) -> Tuple[tf.Operation, tf.Tensor]:
-        """The op that adapts the scale after a step, and the value before; noted in `updates`."""
+    def update(self, finite: tf.Tensor) -> Tuple[tf.Operation, tf.Tensor, tf.Tensor]:
+        """The op that adapts the scale after a step, and the values before and after; noted in `updates`."""
         scale, good = (
             tf.raw_ops.ReadVariableOp(resource=variable.handle, dtype=tf.float32)
             for variable in (self.scale, self.good_steps)
@@ -79,7 +100,7 @@ class LossScale:
         larger = scale * _FACTOR
         grown = select(condition=tf.is_finite(larger), x=larger, y=scale)
         grows = tf.greater_equal(steps, GOOD_STEPS)
-        smaller = tf.maximum(scale / _FACTOR, 1.0)
+        smaller = tf.maximum(scale / _FACTOR, _SMALLEST)
         new_scale = select(condition=finite, x=select(condition=grows, x=grown, y=scale), y=smaller)
         counts = tf.logical_and(finite, tf.logical_not(grows))
         new_good = select(condition=counts, x=steps, y=tf.zeros_like(steps))
@@ -88,7 +109,7 @@ class LossScale:
             tf.raw_ops.AssignVariableOp(resource=self.good_steps.handle, value=new_good),
         ]
         self.updates.append(ScaleUpdate((scale.op.name, good.op.name), tuple(op.name for op in writes)))
-        return tf.group(*writes), scale
+        return tf.group(*writes), scale, new_scale
 
 
 def loss_scale_of(graph: Graph) -> LossScale:
@@ -105,12 +126,13 @@ def mark_overflow(graph: Graph, pairs: List[Pair], changed: bool) -> List[Pair]:
       pairs: the (gradient, variable) pairs to apply.
       changed: whether the user has changed a gradient after tf.gradients.
     """
-    if not changed or not _skips(graph):
+    if not _skips(graph):
         return pairs
-    earlier = [gradient for _, gradient in _returned(graph, pairs).values()]
-    if not earlier:
+    scale = loss_scale_of(graph)
+    scale.unchanged = _check(_returned(graph, pairs)) if changed else []
+    if not scale.unchanged:
         return pairs
-    finite = _all_finite(earlier)
+    finite = _all_finite(scale.unchanged)
     nothing = tf.raw_ops.Select(condition=finite, x=tf.constant(0.0), y=tf.constant(float("nan")), name="overflow")
     result = list(pairs)
     dense = [i for i, (gradient, _) in enumerate(pairs) if isinstance(gradient, tf.Tensor)]
@@ -131,8 +153,8 @@ def apply_if_finite(graph: Graph, pairs: List[Pair], apply: Callable[[], Any]) -
     Returns:
       What `apply` returns, or a training op.
     """
-    gradients = [gradient for gradient, _ in pairs if gradient is not None]
-    if not gradients or not _skips(graph):
+    applied = [(variable_name(variable) or str(variable), one) for one, variable in pairs if one is not None]
+    if not applied or not _skips(graph):
         return apply()
     train_ops = tf.get_collection_ref(tf.GraphKeys.TRAIN_OP)
     before = len(train_ops)
@@ -148,11 +170,15 @@ def apply_if_finite(graph: Graph, pairs: List[Pair], apply: Callable[[], Any]) -
 
     with tf.name_scope("epl_loss_scale"), control_flow_v1():
         with in_taskgraph(graph.tf_graph, loss_scale.taskgraph):
-            finite = _all_finite(gradients)
+            checked = _check(applied)
+            finite = _all_finite(checked)
         done = tf.cond(finite, apply_as_user, lambda: tf.no_op("skip"), name="step")
         with in_taskgraph(graph.tf_graph, loss_scale.taskgraph):
-            updated, scale = loss_scale.update(finite)
-        told = [_tell(graph, pairs, finite, scale)] if Env.get().config.amp.debug_log else []
+            updated, before_step, after_step = loss_scale.update(finite)
+            checked += loss_scale.unchanged
+            told = [_tell_stuck(graph, checked, finite, after_step)]
+            if Env.get().config.amp.debug_log:
+                told.append(_tell_skip(checked, finite, before_step))
         train_op = tf.group(done, updated, *told, name="train_op")
     train_ops[before:] = [train_op] if len(train_ops) > before else []
     return train_op
@@ -172,16 +198,25 @@ def _variable(name: str, value: float) -> tf.Variable:
 # ---- The check
 
 
-def _all_finite(gradients: Sequence[Gradient]) -> tf.Tensor:
-    """Whether all gradients are finite: computed for each TaskGraph, then for all of them."""
-    by_taskgraph: Dict[Optional[int], List[tf.Tensor]] = {}
-    for gradient in gradients:
-        values = first_tensor(gradient)
-        by_taskgraph.setdefault(taskgraph_index(values.op), []).append(values)
+def _check(gradients: Sequence[Tuple[str, Gradient]]) -> List[Checked]:
+    """Which of some gradients, with the names of their variables, are finite: computed for each TaskGraph."""
+    by_taskgraph: Dict[Optional[int], List[Tuple[str, Gradient]]] = {}
+    for name, gradient in gradients:
+        by_taskgraph.setdefault(taskgraph_index(first_tensor(gradient).op), []).append((name, gradient))
+    checked = []
+    for index, some in by_taskgraph.items():
+        with in_taskgraph(first_tensor(some[0][1]).graph, index):
+            finite = tf.stack([_finite(first_tensor(gradient)) for _, gradient in some])
+        names = tuple(name for name, _ in some)
+        checked.append(Checked(names, tuple(readiness(gradient) for _, gradient in some), finite))
+    return checked
+
+
+def _all_finite(checked: Sequence[Checked]) -> tf.Tensor:
     found = []
-    for index, tensors in by_taskgraph.items():
-        with in_taskgraph(tensors[0].graph, index):
-            found.append(tf.reduce_all(tf.stack([_finite(values) for values in tensors])))
+    for one in checked:
+        with in_taskgraph(one.finite.graph, taskgraph_index(one.finite.op)):
+            found.append(tf.reduce_all(one.finite))
     return found[0] if len(found) == 1 else tf.reduce_all(tf.stack(found))
 
 
@@ -190,10 +225,10 @@ def _finite(values: tf.Tensor) -> tf.Tensor:
         return tf.reduce_all(tf.is_finite(values))
 
 
-def _returned(graph: Graph, pairs: Sequence[Pair]) -> Dict[str, Tuple[str, Gradient]]:
-    """The gradients from tf.gradients that the pairs are computed from."""
+def _returned(graph: Graph, pairs: Sequence[Pair]) -> List[Tuple[str, Gradient]]:
+    """The gradients from tf.gradients that the pairs are computed from, with the names of their variables."""
     ops = [first_tensor(gradient).op for gradient, _ in pairs if gradient is not None]
-    return upstream(returned_gradients(graph), ops)
+    return list(upstream(returned_gradients(graph), ops).values())
 
 
 def _plus(gradient: Any, nothing: tf.Tensor) -> Gradient:
@@ -211,30 +246,67 @@ def _elements(gradient: Any) -> float:
     return float("inf") if count is None else count
 
 
-# ---- The message
+# ---- The messages
 
 
-def _tell(graph: Graph, pairs: Sequence[Pair], finite: tf.Tensor, scale: tf.Tensor) -> tf.Operation:
-    """Prints the first gradient that is not finite, in the order of the backward pass."""
-    checked: List[Tuple[str, Gradient]] = list(_returned(graph, pairs).values())
-    checked += [
-        (variable_name(variable) or str(variable), gradient) for gradient, variable in pairs if gradient is not None
-    ]
-    checked.sort(key=lambda one: readiness(one[1]))
-    with tf.device(_HOST):
-        names = tf.constant([name for name, _ in checked])
-        bad = tf.stack([tf.logical_not(_finite(first_tensor(gradient))) for _, gradient in checked])
-        first = tf.gather(names, tf.argmax(tf.cast(bad, tf.int32)))
+def _tell_skip(checked: Sequence[Checked], finite: tf.Tensor, scale: tf.Tensor) -> tf.Operation:
+    """Prints which gradient made this step be skipped."""
 
-        def tell() -> tf.Operation:
-            text = [
-                "Skipped a training step: the gradient of ",
-                first,
-                " is not finite; the loss scale was ",
-                tf.as_string(scale, precision=0),
-            ]
-            told = tf.print(tf.strings.join(text), output_stream=sys.stderr)
-            tf_compat.set_attr(told, REPLICA_0_ATTR, tf.AttrValue(b=True))
-            return told
+    def text() -> List[Any]:
+        return [
+            "Skipped a training step: the gradient of ",
+            _first_not_finite(checked),
+            " is not finite; the loss scale was ",
+            tf.as_string(scale, precision=0),
+        ]
 
-        return tf.cond(finite, lambda: tf.no_op("fine"), tell, name="debug_log").op
+    with tf.device(HOST):
+        return _print_if(tf.logical_not(finite), text, "debug_log")
+
+
+def _tell_stuck(graph: Graph, checked: Sequence[Checked], finite: tf.Tensor, scale: tf.Tensor) -> tf.Operation:
+    """Prints once that nothing is trained any more: no smaller scale makes these gradients finite."""
+    counter, skipped = new_counter()
+    graph.local_variables.add(counter.op.name)
+    select = tf.raw_ops.Select
+
+    def text() -> List[Any]:
+        return [
+            "WARNING: ",
+            tf.as_string(skipped + 1),
+            " training steps in a row were skipped: the gradient of ",
+            _first_not_finite(checked),
+            " is not finite, and the loss scale is 1, so no smaller one can help: nothing is trained. Train some steps "
+            "with amp.level ''. If the loss is not finite there, look at the data, the learning rate, logarithms and "
+            "divisions of the model (tf.debugging.check_numerics). If it is, an activation is too large for float16. "
+            "This is said once.",
+        ]
+
+    with tf.device(HOST):
+        count = skipped + 1
+        is_due = tf.logical_and(tf.greater_equal(count, STUCK_STEPS), tf.less_equal(scale, _SMALLEST))
+        is_due = tf.logical_and(tf.logical_not(finite), is_due)
+        more = select(condition=is_due, x=tf.constant(_SAID, tf.int64), y=count)
+        following = select(condition=finite, x=tf.minimum(skipped, 0), y=more)
+        counted = tf.raw_ops.AssignVariableOp(resource=counter, value=following)
+        return tf.group(counted, _print_if(is_due, text, "skipped_in_a_row"))
+
+
+def _first_not_finite(checked: Sequence[Checked]) -> tf.Tensor:
+    """The name of the first variable, in the order of the backward pass, whose gradient is not finite."""
+    finite = tf.concat([one.finite for one in checked], 0)
+    order = tf.constant([number for one in checked for number in one.readiness], tf.int64)
+    last = tf.fill(tf.shape(order), tf.int64.max)
+    first = tf.argmin(tf.raw_ops.Select(condition=finite, x=last, y=order))
+    return tf.gather(tf.constant([name for one in checked for name in one.names]), first)
+
+
+def _print_if(condition: tf.Tensor, text: Callable[[], List[Any]], name: str) -> tf.Operation:
+    """Prints what `text` gives, parts of one line, on standard error; replica 0 alone does."""
+
+    def tell() -> tf.Operation:
+        told = tf.print(tf.strings.join(text()), output_stream=sys.stderr)
+        tf_compat.set_attr(told, REPLICA_0_ATTR, tf.AttrValue(b=True))
+        return told
+
+    return tf.cond(condition, tell, lambda: tf.no_op("fine"), name=name).op

@@ -148,6 +148,61 @@ def test_the_first_gradient_that_is_not_finite_is_named(mixed: Any, capfd: Any, 
     assert lines == ["Skipped a training step: the gradient of outer is not finite; the loss scale was 32768"]
 
 
+STUCK = "WARNING: 20 training steps in a row were skipped: the gradient of "
+
+
+def stuck(capfd: Any) -> Any:
+    return [line for line in capfd.readouterr().err.splitlines() if STUCK in line]
+
+
+@pytest.mark.parametrize("devices", [1, 2])
+@pytest.mark.parametrize("steps", [1, 2])
+@pytest.mark.parametrize("clipped", [False, True])
+def test_a_training_that_skips_every_step_says_so_once(
+    mixed: Any, capfd: Any, devices: int, steps: int, clipped: bool
+) -> None:
+    mixed(devices, pipeline__num_micro_batch=steps)
+    x = batch(2)
+    loss = tf.reduce_mean(tf.matmul(tf.matmul(x, weights("inner", 2, 2)), weights("outer", 2, 2)))
+    optimizer = tf.train.GradientDescentOptimizer(0.1)
+    pairs = optimizer.compute_gradients(loss)
+    if clipped:
+        pairs = [(tf.clip_by_value(gradient, -1.0, 1.0), variable) for gradient, variable in pairs]
+    train_op = optimizer.apply_gradients(pairs)
+    bad, good = [{"x:0": np.full([2, 2], value, "f")} for value in (np.inf, 1.0)]
+    with tf.Session() as sess:
+        sess.run(tf.global_variables_initializer())
+        for feed, count, told in [(bad, 19, 0), (good, 1, 0), (bad, 19, 0), (bad, 1, 1), (bad, 30, 0), (good, 1, 0)]:
+            for _ in range(count * steps):
+                sess.run(train_op, feed)
+            lines = stuck(capfd)
+            assert len(lines) == told
+            if told:
+                assert lines[0].startswith(STUCK + "outer is not finite, and the loss scale is 1,")
+        for _ in range(30 * steps):
+            sess.run(train_op, bad)
+        assert stuck(capfd) == []  # it was said
+
+
+def test_an_optimizer_that_skips_every_step_next_to_one_that_does_not_says_so(mixed: Any, capfd: Any) -> None:
+    mixed(2)
+    x = batch(1)
+    bad = tf.reduce_mean(tf.matmul(x, weights("bad", 1, 1))) * np.inf
+    good = tf.reduce_mean(tf.matmul(x, weights("good", 1, 1)))
+    trained = {variable.op.name: variable for variable in tf.trainable_variables()}
+    optimizer = tf.train.GradientDescentOptimizer(0.1)
+    steps = [optimizer.minimize(loss, var_list=[trained[name]]) for loss, name in ((bad, "bad"), (good, "good"))]
+    run(steps, {"x:0": [[1.0]] * 2}, steps=25)
+    assert [line[len(STUCK) :][:3] for line in stuck(capfd)] == ["bad"]
+
+
+def test_the_count_of_skips_is_in_no_collection_and_no_checkpoint(mixed: Any) -> None:
+    mixed()
+    scalar_model()
+    names = {variable.op.name for variable in tf.global_variables() + tf.local_variables()}
+    assert names == {"w", "global_step", "current_loss_scale", "good_steps"}
+
+
 def test_the_training_op_stands_once_in_its_collection(mixed: Any) -> None:
     mixed()
     train_op, _ = scalar_model()
