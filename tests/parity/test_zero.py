@@ -1,6 +1,6 @@
 """With ZeRO a model trains as on one device, while each rank holds a part of its state."""
 
-from typing import Tuple
+from typing import Any, Dict, Tuple
 
 import numpy as np
 import pytest
@@ -276,11 +276,24 @@ def test_a_gradient_is_shown_as_in_data_parallelism(oracle: Oracle) -> None:
 
 def test_misuse_of_a_variable_in_parts_is_refused(oracle: Oracle) -> None:
     results = oracle.plan((1, 2), zero.misused, zero__level="v1")[0].results
-    assert "'table'.load was called, and the variable is split over 2 devices" in results["load"][0]
     assert "FeedError" in results["feed"][0] and "is fed, and each of 2 devices has a part of it" in results["feed"][0]
     for late, loop in zip(results["late"][0], results["loop"][0]):
         assert "was built after the first Session.run. With zero.level" in late
         assert "of which each device has a part (zero.level), as something else than its value." in loop
+
+
+@pytest.mark.parametrize("topology", [(1, 2), (2, 1), pytest.param((2, 2), marks=pytest.mark.long)], ids=topology_name)
+@pytest.mark.parametrize("resource", [False, pytest.param(True, marks=pytest.mark.long)])
+@pytest.mark.parametrize("plan", ["v1", pytest.param("v2", marks=pytest.mark.long), "split"])
+def test_weights_are_loaded_after_the_first_run(oracle: Oracle, topology: Topology, resource: bool, plan: str) -> None:
+    config: Dict[str, Any] = {"split": True, "cluster__colocate_split_and_replicate": True}
+    config = config if plan == "split" else {"zero__level": plan}
+    reference = oracle.plain(zero.loaded_late, resource=resource)
+    (expected,) = reference.results["loaded"]
+    for answer in oracle.check(topology, zero.loaded_late, reference, resource=resource, **config):
+        assert answer.results["parts"] == [2]
+        for value, one in zip(answer.results["loaded"][0], expected):
+            np.testing.assert_array_equal(value, one)
 
 
 def test_one_device_has_no_parts(oracle: Oracle) -> None:

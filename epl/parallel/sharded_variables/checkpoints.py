@@ -79,9 +79,9 @@ class Checkpoints:
         assert rewrite is not None  # a session has it
         with self._graph.late_lock:
             if tf_compat.last_op_id(tf_graph) > self._completed_through:
-                with tf_compat.unfinalized(tf_graph):
+                with tf_compat.unfinalized(tf_graph), self._graph.building_own_ops():
                     for owner in self._variables.owners.values():
-                        owner.follow_late()
+                        owner.follow_late(self._completed_through)
                     self.complete([rewrite.prefix(copy) for copy in range(rewrite.local_replicas)])
 
     def session_begins(self, read: Callable[[Sequence[tf.Tensor]], List[Any]], writes: PartWrites) -> int:

@@ -93,9 +93,35 @@ class ShardFetches:
         name = self._variables.shard_read(tensor)
         if name is None:
             return FetchValue(tensor)
-        read = self._gather_variable(tensor, name, lambda prefix: value_of(graph, f"{prefix}{name}"))
-        self.reads[read.tensor] = read.others
+        waits = tensor.op.control_inputs
+
+        def local(prefix: str) -> tf.Tensor:
+            with tf.control_dependencies(self._in_rank(waits, prefix)):
+                return tf.identity(value_of(graph, f"{prefix}{name}"))
+
+        read = self._gather_variable(tensor, name, local)
+        if not waits:  # else it has the value after an assignment, for example
+            self.reads[read.tensor] = read.others
         return read
+
+    def _in_rank(self, ops: Sequence[tf.Operation], prefix: str) -> List[tf.Operation]:
+        """The ops of the rank with a prefix that do what `ops` do on the first rank."""
+        rewrite = self._graph.rewritten
+        assert rewrite is not None and rewrite.view is not None
+        if not prefix:
+            return list(ops)
+        cloned = rewrite.view.names(rewrite.cloned)
+        found: List[tf.Operation] = []
+        stack, seen = list(ops), set(ops)
+        while stack:
+            op = stack.pop()
+            if op.name in cloned:
+                found.append(self._graph.tf_graph.get_operation_by_name(prefix + op.name))
+                continue
+            new = {tensor.op for tensor in op.inputs}.union(op.control_inputs) - seen
+            seen |= new
+            stack.extend(new)
+        return found
 
     def _gather_variable(self, tensor: tf.Tensor, name: str, local: Callable[[str], tf.Tensor]) -> FetchValue:
         placement = self._variables.variables[name].placement
@@ -148,8 +174,8 @@ class ShardFetches:
         if owner is not None:
             raise FeedError(
                 "{!r} is fed, and each of {} devices has a part of it ({}): what takes it takes the parts. A variable "
-                "gets a value by `op = v.assign(value)`, built before the first Session.run and run with the full "
-                "value; in place of another tensor, build a placeholder into the model.".format(
+                "gets a value by `v.load(value, session)`, or by running `v.assign(value)` with the full value; in "
+                "place of another tensor, build a placeholder into the model.".format(
                     tensor.name, owner.ranks, owner.setting
                 )
             )
@@ -160,4 +186,5 @@ def late_ops(graph: Graph) -> Iterator[None]:
     """Ops that are made inside are added after the rewriting, by one thread at a time."""
     tf_graph = graph.tf_graph
     with graph.late_lock, tf_compat.unfinalized(tf_graph), tf_graph.as_default(), tf.control_dependencies(None):
-        yield
+        with graph.building_own_ops():
+            yield

@@ -18,6 +18,7 @@ import tensorflow.compat.v1 as tf
 from epl.ir import op_types
 from epl.parallel.sharded_variables.checkpoint_parts import CheckpointParts
 from epl.parallel.sharded_variables.initial_values import local_shapes, slice_spec
+from epl.parallel.sharded_variables.late_writes import build_assign
 from epl.parallel.sharded_variables.variables import SCOPE, wait_instead
 from epl.parallel.sharding.resharding import hidden
 from epl.parallel.sharding.sharded_variables import ShardInfo
@@ -181,7 +182,7 @@ def _complete_restore(restore: tf.Operation, entries: Sequence[Tuple[int, tf.Ope
         )
     for value, (_, part, assign) in zip(values, further):
         value = _emptied(value, part.empty) if part.empty else value
-        written = _assign(restore.graph.get_operation_by_name(part.variable), value)
+        written = build_assign(restore.graph.get_operation_by_name(part.variable), value)
         for waiting in tf_compat.control_outputs(assign):
             tf_compat.add_control_inputs(waiting, [written])
 
@@ -217,13 +218,6 @@ def value_of(tf_graph: tf.Graph, name: str) -> tf.Tensor:
         return op.outputs[0]
     with tf.device(op.device):
         return tf.raw_ops.ReadVariableOp(resource=op.outputs[0], dtype=op.get_attr("dtype"))
-
-
-def _assign(variable: tf.Operation, value: tf.Tensor) -> tf.Operation:
-    with tf.device(variable.device):
-        if variable.type in op_types.REF_VARIABLES:
-            return tf.raw_ops.Assign(ref=variable.outputs[0], value=value, use_locking=True).op
-        return tf.raw_ops.AssignVariableOp(resource=variable.outputs[0], value=tf.identity(value))
 
 
 def _strings(values: Iterable[bytes]) -> tf.Tensor:

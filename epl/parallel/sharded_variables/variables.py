@@ -13,7 +13,7 @@ and `Shard.users`.
 """
 
 import contextlib
-from typing import Any, Dict, Iterable, Iterator, List, Mapping, NamedTuple, NoReturn, Optional, Tuple
+from typing import Any, Dict, Iterable, Iterator, List, Mapping, NamedTuple, NoReturn, Optional, Sequence, Tuple
 
 import tensorflow.compat.v1 as tf
 
@@ -21,6 +21,7 @@ from epl.ir import op_types
 from epl.ir.colocation import in_taskgraph, taskgraph_index
 from epl.ir.graph import Graph
 from epl.parallel.sharded_variables import initial_values
+from epl.parallel.sharded_variables.late_writes import write_whole
 from epl.parallel.sharding.placements import Placement
 from epl.parallel.sharding.resharding import Resharder
 from epl.parallel.sharding.sharded_variables import Shard, ShardedVariables, objects_of
@@ -30,7 +31,7 @@ from epl.utils.errors import PlanError
 SCOPE = "EPL_SPLIT"  # the name scope of shards, for people who read the graph
 ASKED = "_epl_asked"  # an attribute of slots: the name by which an optimizer asked for it
 
-_INITIALIZED = frozenset(["IsVariableInitialized", "VarIsInitializedOp"])
+INITIALIZED = frozenset(["IsVariableInitialized", "VarIsInitializedOp"])
 _SIMPLE_WRITES = op_types.PLAIN_ASSIGNS | frozenset(
     ["AssignAdd", "AssignSub", "AssignAddVariableOp", "AssignSubVariableOp"]
 )
@@ -46,9 +47,17 @@ class _ShardObject:
         """The name of the full variable."""
         return self._epl_full[0] + ":0"
 
-    def assign(self, value: Any, *args: Any, **kwargs: Any) -> Any:
-        """As before; a value of the full shape is cut to this rank's shard."""
-        return super().assign(self._part(value), *args, **kwargs)  # type: ignore[misc]
+    def assign(
+        self, value: Any, use_locking: Optional[bool] = None, name: Optional[str] = None, read_value: bool = True
+    ) -> Any:
+        """As before; a value of the full shape is cut to the shards."""
+        variable: Any = self
+        graph = Graph.of(variable.graph)
+        if graph is not None and graph.rewritten is not None:
+            with tf.name_scope(name or "Assign"):
+                written = write_whole(graph, variable.op.name, value)
+            return written if read_value else written.op
+        return super().assign(self._part(value), use_locking, name, read_value)  # type: ignore[misc]
 
     def assign_add(self, delta: Any, *args: Any, **kwargs: Any) -> Any:
         """As before; a value of the full shape is cut to this rank's shard."""
@@ -59,8 +68,8 @@ class _ShardObject:
         return super().assign_sub(self._part(delta), *args, **kwargs)  # type: ignore[misc]
 
     def load(self, value: Any, session: Any = None) -> None:
-        """Refused: it would write the shard of one rank alone."""
-        refuse_load(self._epl_full[0], self._epl_full[3].ranks, self._epl_full[1])
+        """As before: writes the value of the full variable."""
+        load(self, self._epl_full[1], value, session)
 
     def _part(self, value: Any) -> tf.Tensor:
         _, full_shape, placement, resharder = self._epl_full
@@ -233,13 +242,18 @@ def note_slice(variable: Any) -> None:
     variable._set_save_slice_info(tf.Variable.SaveSliceInfo(name, list(full_shape), list(offset), list(shape)))
 
 
-def refuse_load(name: str, ranks: int, full_shape: Tuple[int, ...]) -> NoReturn:
-    """Raises PlanError for `load` of a variable whose shards lie on several ranks."""
-    raise PlanError(
-        "{!r}.load was called, and the variable is split over {} devices, each with its own part. Build "
-        "`op = v.assign(value)` before the first Session.run with a tf.placeholder of the full shape {}, and run "
-        "it with the full value.".format(name, ranks, list(full_shape))
-    )
+def load(variable: Any, full_shape: Sequence[int], value: Any, session: Optional[tf.Session]) -> None:
+    """`variable.load(value, session)` of a sharded variable: runs an assignment, which is built by the first call."""
+    session = session or tf.get_default_session()
+    if session is None:
+        raise ValueError("{!r}.load needs a session: give it one, or open one by `with`.".format(variable.name))
+    fed = vars(variable).get("_epl_load")
+    if fed is None:
+        tf_graph = variable.graph
+        with tf_compat.unfinalized(tf_graph), tf_graph.as_default(), tf.control_dependencies(None):
+            placeholder = tf.placeholder(variable.dtype.base_dtype, full_shape)
+            fed = variable._epl_load = (placeholder, variable.assign(placeholder, read_value=False))
+    session.run(fed[1], {fed[0]: value})
 
 
 def refuse_reuse(variable: Any, shape: Any) -> None:
@@ -296,7 +310,7 @@ class Users:
         reads = [op for op in users if op.type in op_types.READS]
         in_branches = any(op.type in op_types.SWITCHES for op in users)
         for op in users:
-            if op.type in _INITIALIZED:
+            if op.type in INITIALIZED:
                 if not (in_branches and _chooses(op.outputs[0])):
                     self.use(op, self._copied(op, []))
             elif op.type in op_types.WRITES:
@@ -396,7 +410,7 @@ def initialized_values(variables: ShardedVariables) -> List[InitializedValue]:
     """The `initialized_value`s that were built for variables before they were cut."""
     found = []
     for shard in variables.shards:
-        flags = [op.outputs[0] for op in shard.old.consumers() if op.type in _INITIALIZED and _chooses(op.outputs[0])]
+        flags = [op.outputs[0] for op in shard.old.consumers() if op.type in INITIALIZED and _chooses(op.outputs[0])]
         if not flags:
             continue
         taken = [op.outputs[1] for op in shard.old.consumers() if is_choice(op)]
@@ -411,14 +425,14 @@ def is_choice(op: tf.Operation) -> bool:
     if op.type != ("Switch" if op.inputs[0].dtype == tf.resource else "RefSwitch"):
         return False
     question = _question(op.inputs[1])
-    if question.type not in _INITIALIZED or question.inputs[0] is not op.inputs[0]:
+    if question.type not in INITIALIZED or question.inputs[0] is not op.inputs[0]:
         return False
     return all(taker.type in op_types.READS for taker in op.outputs[1].consumers())
 
 
 def asks_whether_initialized(flag: tf.Tensor) -> bool:
     """Whether a flag tells if a variable has a value."""
-    return _question(flag).type in _INITIALIZED
+    return _question(flag).type in INITIALIZED
 
 
 def _question(flag: tf.Tensor) -> tf.Operation:

@@ -77,8 +77,8 @@ class ShardOwner:
     def finish(self) -> None:
         """Does what needs the complete graph, before the graph is rewritten."""
 
-    def follow_late(self) -> None:
-        """Handles the ops that were built after the first run."""
+    def follow_late(self, after: int) -> None:
+        """Handles the ops that were built after the first run, those with a number above `after` for the first time."""
 
     def results(self) -> Set[str]:
         """Names of the ops whose results the user may ask for, without variables."""

@@ -98,7 +98,5 @@ def refuse_rows_of_whole(op: tf.Operation, variable: str) -> NoReturn:
     """Raises PlanError for a write of the script into some rows of a variable that is sharded."""
     raise PlanError(
         "{!r} ({}) writes rows or slices of {!r}, of which each device has a part: EPL cannot tell which of them are "
-        "its own. Compute the whole value and build `v.assign(value)` before the first Session.run.".format(
-            op.name, op.type, variable
-        )
+        "its own. Compute the whole value and run `v.assign(value)`.".format(op.name, op.type, variable)
     )

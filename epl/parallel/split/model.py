@@ -35,6 +35,7 @@ from epl.parallel.plan.unequal_scopes import split_taskgraphs
 from epl.parallel.sharded_variables.computed_parts import ComputedParts
 from epl.parallel.sharded_variables.gradients import ShardedGradients
 from epl.parallel.sharded_variables.initial_values import next_seed
+from epl.parallel.sharded_variables.late_users import refuse_late_users
 from epl.parallel.sharded_variables.state import add_owner, sharded_variables
 from epl.parallel.sharded_variables.variables import SCOPE, shard_variable, wait_for_shards
 from epl.parallel.sharding.batch_weights import BatchWeights
@@ -400,13 +401,14 @@ class SplitModel(ShardOwner, ReplicaGroups):
         placements = {self.values.get(tensor, tensor): placement for tensor, placement in updates.placements.items()}
         self._computed = ComputedParts(placements, gradients.rows, gradients.row_shapes)
 
-    def follow_late(self) -> None:
+    def follow_late(self, after: int) -> None:
         """As that of ShardOwner.
 
         Raises:
-          PlanError: a scope of epl.split that was opened since then has variables.
+          PlanError: a scope of epl.split that was opened since then has variables, or an op computes with a shard.
         """
         self._refuse_late_variables()
+        refuse_late_users(self._graph, self._registry, after)
 
     def _refuse_late_variables(self) -> None:
         refuse_late_variables(self._graph, self._lowered_through, self.shards, self.ranks)

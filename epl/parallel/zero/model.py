@@ -301,7 +301,7 @@ class ZeroModel(ShardOwner, ScatteredGradients):
                     self.values.update(complete_updates(updates, sums, None, self.group.in_branch))
             self._give_late(late)
 
-    def follow_late(self) -> None:
+    def follow_late(self, after: int) -> None:
         """Redirects Savers and the like that were built after the first run to the shards; refuses other new users."""
         with self._graph.tf_graph.as_default():
             for variable in self._variables.values():

@@ -14,8 +14,11 @@ import tensorflow.compat.v1 as tf
 
 from epl.ir import op_types
 from epl.ir.colocation import phase_of
+from epl.ir.graph import Graph
 from epl.ir.taskgraph import Phase
 from epl.parallel.sharded_variables.initial_values import restored_shard, shard_of, source_of
+from epl.parallel.sharded_variables.late_users import refuse_late
+from epl.parallel.sharded_variables.late_writes import write_whole
 from epl.parallel.sharded_variables.variables import (
     Users,
     asks_whether_initialized,
@@ -23,13 +26,14 @@ from epl.parallel.sharded_variables.variables import (
     initializer_of,
     is_choice,
     is_shard,
+    load,
     make_shard,
     only_saves,
-    refuse_load,
     wait_instead,
 )
 from epl.parallel.sharding.placements import Placement
 from epl.parallel.sharding.resharding import Resharder
+from epl.parallel.sharding.shard_owner import ZERO
 from epl.parallel.sharding.sharded_variables import Shard
 from epl.parallel.sharding.sparse_rows import refuse_rows_of_whole
 from epl.utils import tf_compat
@@ -86,13 +90,13 @@ def why_full(variable: Any) -> str:
 
 
 class _WholeObject:
-    """Mixed into the class of a sharded variable object: methods that no longer work."""
+    """Mixed into the class of a sharded variable object: TensorFlow's `load` feeds the initializer."""
 
-    _epl_cut: Tuple[int, Tuple[int, ...]]
+    _epl_full_shape: Tuple[int, ...]
 
     def load(self, value: Any, session: Any = None) -> None:
-        """Refused: it would write the shard of one rank only."""
-        refuse_load(self.op.name, *self._epl_cut)  # type: ignore[attr-defined]
+        """As before: writes the value of the full variable."""
+        load(self, self._epl_full_shape, value, session)
 
 
 class ZeroVariable:
@@ -116,7 +120,7 @@ class ZeroVariable:
         own: Any = type(variable)
         metaclass: Any = type(own)
         variable.__class__ = metaclass(own.__name__, (_WholeObject, own), {})
-        variable._epl_cut = (resharder.ranks, part.full_shape)
+        variable._epl_full_shape = part.full_shape
 
     @property
     def reads(self) -> List[Tuple[tf.Tensor, tf.Tensor]]:
@@ -194,7 +198,7 @@ class ZeroVariable:
                 self._users.use(before, after)
         for consumer in [consumer for value in taken for consumer in value.consumers()]:
             if consumer not in self._seen and not only_saves(consumer):
-                refuse_late(consumer, self.made.name)
+                refuse_late(consumer, self.made.name, ZERO)
 
     def _taken(self) -> List[tf.Tensor]:
         """The replaced tensors that the user's ops read, or may read later."""
@@ -222,7 +226,7 @@ class ZeroVariable:
                     "apply_gradients, or set zero.level to ''.".format(op.name, op.type, self.made.name)
                 )
             if self._users.is_late:
-                refuse_late(op, self.made.name)
+                refuse_late(op, self.made.name, ZERO)
         self._seen.update(consumers)  # after the loop: a refused op is refused in the next run, too
 
     def _follow_initial_value(self) -> None:
@@ -235,30 +239,33 @@ class ZeroVariable:
 
 
 class _Users(Users):
-    """As for a split, except that after the first run only new ops that save or restore checkpoints are accepted."""
+    """As for a split, except that after the first run new ops may write whole values, save and restore, no more."""
 
     is_late = False
 
     def _read(self, op: tf.Operation) -> None:
         if self.is_late:
             for consumer in op.outputs[0].consumers():
-                refuse_late(consumer, self._old.op.name)
+                refuse_late(consumer, self._old.op.name, ZERO)
+            written = [self.replaced[before] for before in op.control_inputs if before in self.replaced]
+            if written:  # the value of an assignment
+                self.replaced[op] = written[-1]
+                return
         super()._read(op)
 
     def _refuse_write(self, op: tf.Operation) -> NoReturn:
         refuse_rows_of_whole(op, self._old.op.name)
 
     def _write(self, op: tf.Operation) -> None:
-        if self.is_late and restored_shard(op.inputs[1], *self._cut) is None:
-            refuse_late(op, self._old.op.name)
-        super()._write(op)
-
-
-def refuse_late(op: tf.Operation, variable: str) -> None:
-    """Raises PlanError for an op that uses a variable and was built after the first run."""
-    raise PlanError(
-        "{!r} ({}) takes {!r} and was built after the first Session.run. With zero.level each device has a part of "
-        "it: build what computes with it before the first run, or fetch the variable.".format(
-            op.name, op.type, variable
-        )
-    )
+        if not self.is_late or restored_shard(op.inputs[1], *self._cut) is not None:
+            super()._write(op)
+            return
+        graph = Graph.of(op.graph)
+        if op.type not in op_types.PLAIN_ASSIGNS or graph is None:
+            refuse_late(op, self._old.op.name, ZERO)
+            return
+        with beside(op), tf.control_dependencies([self.replaced.get(before, before) for before in op.control_inputs]):
+            written = write_whole(graph, self._new.op.name, op.inputs[1]).op
+        if op.outputs:
+            self.use(op, written)
+        self.replaced[op] = written

@@ -325,9 +325,8 @@ def test_a_part_of_a_partitioned_variable_is_refused(rank):
     "use, words",
     [
         (lambda variable, resharder: shard_variable(variable, shard(1, [2, 2]), resharder), "is split already"),
-        (lambda variable, _: variable.load(np.zeros([6, 8], "f"), tf.Session()), "each with its own part"),
     ],
-    ids=["split", "load"],
+    ids=["split"],
 )
 def test_what_a_shard_cannot_do_is_refused(rank, use, words):
     resharder = rank(0)

@@ -1,5 +1,6 @@
 """What users train with ZeRO: changed gradients, averages, checkpoints, evaluation before and after minimize."""
 
+import contextlib
 import gc
 import threading
 import weakref
@@ -15,6 +16,7 @@ from tests.parity.scripts.accumulation import ALL_OPTIMIZERS
 from tests.parity.scripts.data import CLASSES, FEATURES, samples
 from tests.parity.scripts.models import MODELS, cross_entropy, dense, weights
 from tests.parity.scripts.optimizers import Inputs
+from tests.parity.scripts.splits import annotations
 
 
 class Trusting(tf.train.Optimizer):
@@ -384,6 +386,33 @@ def two_kinds(ctx: Context, **config: Any) -> None:
         ctx.record_variables(sess)
 
 
+def loaded_late(ctx: Context, resource: bool, split: bool = False, **config: Any) -> None:
+    """Trains, loads other weights by the two ways that scripts have, and goes on."""
+    ctx.init(annotate=not split, **config)
+    data, inputs = samples(), Inputs()
+    scope = annotations(ctx)[1] if split else contextlib.ExitStack
+    with scope():
+        wide = tf.tanh(tf.matmul(inputs.x, weights("wide", [FEATURES, 1024], use_resource=resource)))
+        loss = cross_entropy(inputs.y, tf.matmul(wide, weights("head", [1024, CLASSES], use_resource=resource)))
+    train_op = tf.train.MomentumOptimizer(0.1, 0.9).minimize(loss)
+    with tf.Session() as sess:
+        sess.run(tf.global_variables_initializer())
+        for number in range(STEPS):
+            if number == 2:
+                random = np.random.RandomState(3)
+                values = [random.uniform(-0.2, 0.2, sess.run(v).shape) for v in tf.trainable_variables()]
+                for index, (variable, value) in enumerate(zip(tf.trainable_variables(), values)):
+                    if index % 2:
+                        variable.load(value, sess)
+                    else:
+                        fed = tf.placeholder(tf.float32, value.shape)
+                        sess.run(variable.assign(fed), {fed: value})
+                ctx.record(loaded=sess.run(tf.trainable_variables()))
+            ctx.record(loss=sess.run([loss, train_op], inputs.feed(ctx, data, number))[0])
+        ctx.record_variables(sess)
+        ctx.record(parts=sum(op.name in ("EPL_SPLIT/wide", "EPL_SPLIT/head") for op in sess.graph.get_operations()))
+
+
 def shown_gradient(ctx: Context, **config: Any) -> None:
     """Fetches a gradient of a training step."""
     ctx.init(**config)
@@ -410,7 +439,7 @@ def misused(ctx: Context, **config: Any) -> None:
     total = tf.reduce_sum(table)
     with tf.Session() as sess:
         sess.run(tf.global_variables_initializer())
-        ctx.record(load=error_of(table.load, value, sess), feed=error_of(sess.run, total, {table: value}))
+        ctx.record(feed=error_of(sess.run, total, {table: value}))
         rows = tf.nn.embedding_lookup(table, [0, 1])
         ctx.record(late=[error_of(sess.run, rows) for _ in range(2)])
     with tf.Graph().as_default(), tf.Session() as sess:
