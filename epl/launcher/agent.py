@@ -118,7 +118,7 @@ def _get_ready(order: AgentOrder) -> Tuple[Options, Dict[int, launcher_plan.Port
         os.environ.pop(name, None)
     os.environ.update(order.environ)
     options = Options(**order.options)
-    if not os.access(options.script, os.R_OK):
+    if not options.is_module and not os.access(options.script, os.R_OK):
         raise _RefusedError(f"the training script {options.script!r} cannot be read here (looked in {order.directory})")
     ports: Dict[int, launcher_plan.Port] = {}
     if 0 in options.local_indices:

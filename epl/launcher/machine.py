@@ -92,7 +92,8 @@ def run(options: Options, prepared: Prepared, console: Console, interrupts: Inte
             )
         )
     paths = {worker.worker_index: worker.log for worker in prepared.workers if worker.log is not None}
-    shown = options.local_indices if options.show_all else [0]
+    shown = [0] if options.show_ranks is None else options.show_ranks
+    shown = options.local_indices if options.show_all else shown
     causes = launcher_causes.Causes({index: pipe.read_end for index, pipe in pipes.items()})
     notices = None if options.verbose else NoticeFilter(dict(os.environ, **options.env))
     outcome = LaunchedJob(starts, paths, shown, causes, console, interrupts, notices).run(options.kill_after)

@@ -18,6 +18,7 @@ TensorFlow is not imported here: the launcher starts in a fraction of a second a
 
 import os
 import sys
+import time
 from typing import Optional, Sequence
 
 from epl.launcher import agent as launcher_agent
@@ -65,7 +66,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     interrupts = Interrupts()
     console = Console(sys.stdout.buffer, sys.stdout.isatty())
     console.say(f"{options.num_workers} worker(s), {len(options.local_indices)} of them here: {devices.text}")
-    log_dir = options.log_dir
+    log_dir, began = options.log_dir, time.monotonic()
     for restart in range(options.max_restarts + 1):
         try:
             prepared = launcher_machine.prepare(options, devices, log_dir, restart)
@@ -75,6 +76,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
         outcome = launcher_machine.run(options, prepared, console, interrupts)
         if _is_over(outcome, restart, options, console):
             break
+    _say_end(outcome, options, console, began)
     return outcome.code
 
 
@@ -86,10 +88,12 @@ def _run_by_ssh(options: Options) -> int:
             print(job.describe())
             return 0
         console.say(f"{options.num_workers} worker(s) on {len(job.machines)} machine(s): {', '.join(job.machines)}")
+        began = time.monotonic()
         for restart in range(options.max_restarts + 1):
             outcome = job.run(restart)
             if _is_over(outcome, restart, options, console):
                 break
+        _say_end(outcome, options, console, began)
         return outcome.code
     finally:
         job.close()
@@ -101,6 +105,17 @@ def _is_over(outcome: Outcome, restart: int, options: Options, console: Console)
         return True
     console.say(f"starting all workers again (restart {restart + 1} of {options.max_restarts})")
     return False
+
+
+def _say_end(outcome: Outcome, options: Options, console: Console, began: float) -> None:
+    """Tells the end of a good job; a failure and a signal have been told."""
+    if outcome.code == 0:
+        count = options.num_workers
+        if options.machine_rank is None:
+            who = f"all {count} workers" if count > 1 else "the worker"
+        else:
+            who = f"worker {options.machine_rank}"
+        console.say(f"{who} ended, {time.monotonic() - began:.1f} s")
 
 
 def _check_scheduler(options: Options) -> None:

@@ -5,11 +5,13 @@ This module checks what needs no look at the machine. devices.py handles devices
 
 import argparse
 import difflib
+import importlib.machinery
 import os
 import re
 import sys
 from typing import Dict, Iterable, List, NamedTuple, NoReturn, Optional, Sequence, Tuple
 
+from epl.launcher import foreign_options
 from epl.utils import host_lists
 from epl.utils.job_variables import SECRET, SECRET_FILE
 from epl.utils.version import VERSION
@@ -20,12 +22,15 @@ _FALSE = ("false", "0", "no", "off")
 _NOT_OF_CHECK = ("secret_file", "task_label", "log_dir", "max_restarts", "kill_after") + (
     "debug",
     "show_all",
+    "show_rank",
     "verbose",
     "dry_run",
     "no_malloc_tuning",
     "bind_cores",
 )
 _ENDING = ("-h", "--help", "--version")  # they print and end
+_NUM_WORKERS = ("--num_workers",) + foreign_options.NUM_WORKERS + foreign_options.PER_MACHINE
+_PYTHON = re.compile(r"python(\d(\.\d+)?)?$")  # the name of an interpreter
 _SWITCHES = ("--check", "--debug", "--dry_run", "--show_all", "--verbose", "--no_malloc_tuning", "--bind_cores")
 
 _EPILOG = """\
@@ -33,6 +38,7 @@ Everything after the script is passed to it; {task_dir} in it stands for the wor
 arguments gets that directory as $1. Each worker finds it in EPL_TASK_DIR, too.
 
   epl-launch --num_workers 2 --gpu_per_worker 1 train.py --epochs 3
+  epl-launch -np 2 python train.py --epochs 3
   epl-launch -H node1:2,node2:2 --gpu_per_worker 4 train.py
   epl-launch --num_workers 2 --gpu_per_worker 4 --machine_rank 0 --machine_list 10.0.0.1:2222,10.0.0.2:2222 \\
       --secret_file job.key run.sh
@@ -54,6 +60,7 @@ class Options(NamedTuple):
     log_dir: Optional[str]
     debug: bool
     show_all: bool
+    show_ranks: Optional[List[int]]  # whose output is shown; None: that of worker 0
     verbose: bool  # whether what TensorFlow says about itself is shown
     dry_run: bool
     max_restarts: int
@@ -62,6 +69,7 @@ class Options(NamedTuple):
     bind_cores: Optional[bool]  # None: where it is good by default, see cores.py
     env: Dict[str, str]
     script: str
+    is_module: bool  # whether `script` is the name of a module
     script_args: List[str]
 
     @property
@@ -86,13 +94,16 @@ def parse(argv: Sequence[str]) -> Options:
     for argument in argv:
         if "\0" in argument:
             parser.error(f"{argument!r} holds a NUL character, which no file name, argument or variable can")
-    own, script, script_args = _split(parser, argv)
+    own, rest = _split(parser, argv)
+    script, is_module, script_args = _take_script(parser, rest)
     found = parser.parse_args(own + ["--"] + ([script] if script is not None else []))
+    _check_foreign(parser, found, own)
     placement = _check_placement(parser, found)
     _check_required(parser, found)
     _check_numbers(parser, found)
+    env = _check_env(parser, found.env, found.x)
     if not found.check:
-        _check_script(parser, found.training_script, script_args)
+        _check_script(parser, found.training_script, is_module, env)
     hosts = _check_machines(parser, found)
     return Options(
         check=found.check,
@@ -107,14 +118,16 @@ def parse(argv: Sequence[str]) -> Options:
         log_dir=found.log_dir,
         debug=found.debug,
         show_all=found.show_all,
+        show_ranks=_check_shown(parser, found),
         verbose=found.verbose,
         dry_run=found.dry_run,
         max_restarts=found.max_restarts,
         kill_after=found.kill_after,
         malloc_tuning=not found.no_malloc_tuning,
         bind_cores=found.bind_cores,
-        env=_check_env(parser, found.env, found.x),
+        env=env,
         script=found.training_script or "",
+        is_module=is_module,
         script_args=script_args,
     )
 
@@ -128,12 +141,12 @@ def _build_parser() -> _Parser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    parser.add_argument("--num_workers", type=int, metavar="N", help="worker processes of the job")
+    parser.add_argument(*_NUM_WORKERS, type=int, metavar="N", help="worker processes of the job")
     parser.add_argument(
         "--gpu_per_worker",
         type=int,
         metavar="N",
-        help="GPUs of each worker; without GPUs, virtual CPU devices",
+        help="GPUs of each worker; without GPUs, virtual CPU devices (with -np, -n, --nproc_per_node: 1 by default)",
     )
     parser.add_argument(
         "--machine_rank", type=int, metavar="I", help="start only the worker with this index here (default: all)"
@@ -174,6 +187,7 @@ def _build_parser() -> _Parser:
         ("--no_malloc_tuning", "leave the memory allocator of the workers as it is"),
     ):
         parser.add_argument(name, type=_boolean, nargs="?", const=True, default=False, metavar="True|False", help=text)
+    parser.add_argument("--show_rank", metavar="I,...", help="show the output of these workers in place of worker 0's")
     parser.add_argument(
         "--bind_cores",
         type=_boolean,
@@ -199,7 +213,11 @@ def _build_parser() -> _Parser:
     parser.add_argument(
         "--version", action="version", version=f"epl-launch {VERSION}", help="print the version of EPL and end"
     )
-    parser.add_argument("training_script", nargs="?", help=".py: run by this Python; anything else: run by bash")
+    parser.add_argument(
+        "training_script",
+        nargs="?",
+        help=".py: run by this Python, and so is `-m module`, also after the word python; anything else: run by bash",
+    )
     return parser
 
 
@@ -209,11 +227,11 @@ def _boolean(text: str) -> bool:
     raise argparse.ArgumentTypeError(f"expected True or False, got {text!r}")
 
 
-def _split(parser: argparse.ArgumentParser, argv: Sequence[str]) -> Tuple[List[str], Optional[str], List[str]]:
+def _split(parser: argparse.ArgumentParser, argv: Sequence[str]) -> Tuple[List[str], List[str]]:
     """Cuts the command line at the script, so that the launcher does not read the script's arguments.
 
     Returns:
-        The launcher's own arguments, switches with their value attached; the script, if any; the script's arguments.
+        The launcher's own arguments, switches with their value attached; the rest.
     """
     takes_value = [option for option in parser._option_string_actions if option not in _SWITCHES + _ENDING]
     own: List[str] = []
@@ -222,7 +240,7 @@ def _split(parser: argparse.ArgumentParser, argv: Sequence[str]) -> Tuple[List[s
         argument = rest.pop(0)
         if argument == "--":
             break
-        if not argument.startswith("-") or argument == "-":
+        if not argument.startswith("-") or argument in ("-", "-m"):
             rest.insert(0, argument)
             break
         if argument.partition("=")[0] not in parser._option_string_actions:
@@ -232,20 +250,70 @@ def _split(parser: argparse.ArgumentParser, argv: Sequence[str]) -> Tuple[List[s
         own.append(argument)
         if argument in takes_value and rest:
             own.append(rest.pop(0))
-    if not rest:
-        return own, None, []
     late = [word.partition("=")[0] for word in rest[1:]]
-    given = [word.partition("=")[0] for word in own]
-    for option in ("--num_workers", "--gpu_per_worker"):
-        if option == "--num_workers" and {"-H", "--hostfile"} & set(given):
-            continue
-        if not set(_ENDING + ("--check",)) & set(given) and option not in given and option in late:
+    given = {word.partition("=")[0] for word in own}
+    for option, same in (("--num_workers", _NUM_WORKERS + ("-H", "--hostfile")), ("--gpu_per_worker", ())):
+        needed = given.isdisjoint(_ENDING + ("--check", option)) and given.isdisjoint(same)
+        if needed and option in late:
             parser.error(f"{option} stands after the script {rest[0]}; the launcher's options come before the script")
-    return own, rest[0], rest[1:]
+    return own, rest
+
+
+def _take_script(parser: argparse.ArgumentParser, rest: List[str]) -> Tuple[Optional[str], bool, List[str]]:
+    """The script or module, whether it is a module, and its arguments; `python` in front of them is left out."""
+    if rest and _PYTHON.match(os.path.basename(rest[0])) and (os.sep in rest[0] or not os.path.isfile(rest[0])):
+        python, rest = rest[0], rest[1:]
+        if os.sep in python and os.path.abspath(python) != os.path.abspath(sys.executable):
+            parser.error(
+                f"scripts are run by the launcher's own Python, {sys.executable}, not by {python}; leave that out, or "
+                f"start the launcher by it: {python} -m epl.utils.launcher"
+            )
+        while rest and rest[0] == "-u":  # so it is run in any case
+            rest = rest[1:]
+        if rest and rest[0].startswith("-") and rest[0] != "-m":
+            parser.error(
+                f"{rest[0]} is an option of Python, and of these -u and -m alone are understood; leave `python` and it "
+                "out, or set Python's variable for it by --env"
+            )
+    if not rest:
+        return None, False, []
+    if rest[0] != "-m":
+        return rest[0], False, rest[1:]
+    if len(rest) < 2 or rest[1].startswith("-"):
+        parser.error("-m comes last of the launcher's options, and needs the name of a module")
+    return rest[1], True, rest[2:]
+
+
+def _check_foreign(parser: argparse.ArgumentParser, found: argparse.Namespace, own: Sequence[str]) -> None:
+    """Gives workers one device if their number is given as to another launcher; refuses it where it means another."""
+    given = {word.partition("=")[0] for word in own}
+    for option in foreign_options.PER_MACHINE:
+        if option in given and (found.host_list or found.hostfile or found.machine_rank is not None):
+            parser.error(
+                f"{option} counts the workers of each machine; give them as slots, -H node1:4,node2:4, or give "
+                "--num_workers, the workers of the whole job"
+            )
+    if found.gpu_per_worker is None and given & set(foreign_options.NUM_WORKERS + foreign_options.PER_MACHINE):
+        found.gpu_per_worker = 1
+
+
+def _check_shown(parser: argparse.ArgumentParser, found: argparse.Namespace) -> Optional[List[int]]:
+    if found.show_rank is None:
+        return None
+    if found.show_all:
+        parser.error("--show_rank does not go together with --show_all; leave one of them out")
+    shown, last = [], found.num_workers - 1
+    for word in found.show_rank.split(","):
+        if not word.strip().isdigit() or int(word) > last:
+            parser.error(f"--show_rank names workers from 0 to num_workers - 1 = {last}, as in 1,3; got {word!r}")
+        shown.append(int(word))
+    return sorted(set(shown))
 
 
 def _unknown(argument: str, known: Iterable[str]) -> str:
     option = argument.partition("=")[0]
+    if option in foreign_options.INSTEAD:
+        return f"unknown option {option}, which other launchers have. Here {foreign_options.INSTEAD[option]}."
     nearest = difflib.get_close_matches(option, known, n=1)
     hint = f"did you mean {nearest[0]}?" if nearest else "epl-launch --help lists the options"
     return f"unknown option {option}; {hint} Options of the script come after it."
@@ -285,7 +353,13 @@ def _check_numbers(parser: argparse.ArgumentParser, found: argparse.Namespace) -
         parser.error(f"--kill_after must be a number of seconds, got {found.kill_after}")
 
 
-def _check_script(parser: argparse.ArgumentParser, script: str, script_args: List[str]) -> None:
+def _check_script(parser: argparse.ArgumentParser, script: str, is_module: bool, env: Dict[str, str]) -> None:
+    if is_module:
+        # As `python -m` looks for it. A package is not imported here: that may take seconds.
+        package, path = script.partition(".")[0], [os.getcwd()] + sys.path
+        if "PYTHONPATH" not in env and importlib.machinery.PathFinder.find_spec(package, path) is None:
+            parser.error(f"there is no module {package} for `-m {script}` (looked in {os.getcwd()} and in sys.path)")
+        return
     if not os.path.isfile(script):
         what = "is a directory" if os.path.isdir(script) else "does not exist"
         parser.error(f"the training script {script!r} {what} (looked in {os.getcwd()})")

@@ -38,6 +38,16 @@ class LogInUseError(Exception):
         super().__init__(f"another job is writing to {path}; give this one a --log_dir or --task_label of its own")
 
 
+class LogDirectoryError(OSError):
+    """The directory of a log cannot be made."""
+
+    def __init__(self, directory: str, error: OSError) -> None:
+        why = "there is a file" if isinstance(error, FileExistsError) else error.strerror
+        super().__init__(
+            f"the log directory {directory} cannot be made: {error.filename}: {why}; give another one by --log_dir"
+        )
+
+
 def log_in_use(log_dir: str, indices: Iterable[int], restart: int) -> Optional[str]:
     """The first log of these workers to which another job is writing, or None. Makes no file."""
     for index in indices:
@@ -121,6 +131,8 @@ def _listen(family: int, address: str) -> Port:
 def default_log_dir(options: Options) -> str:
     """The log directory of a job without the option: date, size, script and label."""
     script = os.path.basename(options.script).partition(".")[0]
+    if options.is_module:
+        script = options.script.rpartition(".")[2]
     label = f"_{options.task_label}" if options.task_label else ""
     name = f"{datetime.date.today()}_{options.num_workers}w{options.gpu_per_worker}g_{script}{label}"
     return os.path.join("experiments", name)
@@ -185,6 +197,8 @@ def tf_config(hosts: Sequence[str], index: int) -> str:
 def _command(options: Options, task_dir: str) -> List[str]:
     task_dir = os.path.abspath(task_dir)
     arguments = [argument.replace("{task_dir}", task_dir) for argument in options.script_args]
+    if options.is_module:
+        return [sys.executable, "-u", "-m", options.script] + arguments
     if options.script.endswith(".py"):
         return [sys.executable, "-u", options.script] + arguments
     return ["bash", options.script] + (arguments or [task_dir])
@@ -221,11 +235,16 @@ def open_logs(workers: List[Worker]) -> Dict[int, int]:
 
     Raises:
       LogInUseError: another job writes to one of them.
+      LogDirectoryError: a directory cannot be made.
       OSError: one cannot be written, or is a symbolic link, which may point to a file of the user.
     """
     logs: Dict[int, int] = {}
     for worker in workers:
-        _make_private_dirs(worker.task_dir)
+        try:
+            _make_private_dirs(worker.task_dir)
+        except OSError as error:
+            close_all(logs.values())
+            raise LogDirectoryError(worker.task_dir, error) from None
         if worker.log is None:
             continue
         logs[worker.worker_index] = fd = _open_log(worker.log)

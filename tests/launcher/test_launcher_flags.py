@@ -3,6 +3,7 @@
 import datetime
 import json
 import os
+import re
 import subprocess
 import sys
 
@@ -189,6 +190,22 @@ def test_dry_run_prints_commands_and_starts_nothing(run, tmp_path):
             "unknown option --num_worker; did you mean --num_workers?",
         ),
         (list(SIZE) + ["--debog=True", "job.sh"], "unknown option --debog; did you mean --debug?"),
+        (
+            list(SIZE) + ["--nnodes", "2", "job.sh"],
+            "unknown option --nnodes, which other launchers have. Here -H HOST:SLOTS",
+        ),
+        (list(SIZE) + ["--master_addr=a", "job.sh"], "Here --machine_list has the address of every worker"),
+        (["--nproc_per_node", "2", "-H", "a:2,b:2", "job.sh"], "give them as slots, -H node1:4,node2:4"),
+        (["-np", "two", "job.sh"], "'two'"),
+        (["-np", "2", "python", "missing.py"], "'missing.py' does not exist"),
+        (["-np", "2", "python"], "required: training_script"),
+        (["-np", "2", "python", "-O", "job.sh"], "-O is an option of Python"),
+        (["-np", "2", "/other/bin/python3", "job.sh"], "run by the launcher's own Python"),
+        (["-np", "2", "-m"], "needs the name of a module"),
+        (["-np", "2", "-m", "no_such.module"], "there is no module no_such for `-m no_such.module`"),
+        (["-np", "2", "--show_rank", "1,2", "job.sh"], "from 0 to num_workers - 1 = 1, as in 1,3; got '2'"),
+        (["-np", "2", "--show_rank", "1", "--show_all", "job.sh"], "--show_rank does not go together with --show_all"),
+        (["--check", "--show_rank", "1"], "--check starts no job and takes no --show_rank"),
         (list(SIZE) + ["--zzz", "job.sh"], "unknown option --zzz; epl-launch --help"),
     ],
 )
@@ -201,6 +218,92 @@ def test_wrong_arguments_are_refused_with_code_2(tmp_path, monkeypatch, capsys, 
         launcher_options.parse(flags)
     assert refusal.value.code == 2
     assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("flags", [["-np", "3"], ["-n", "3"], ["--nproc_per_node", "3"], ["--nproc-per-node=3"]])
+def test_the_number_of_workers_has_the_spellings_of_other_launchers(tmp_path, monkeypatch, flags):
+    (tmp_path / "job.sh").write_text("")
+    monkeypatch.chdir(tmp_path)
+    options = parsed(flags + ["job.sh", "-n", "9"])
+    assert (options.num_workers, options.gpu_per_worker, options.script_args) == (3, 1, ["-n", "9"])
+    assert parsed(flags + ["--gpu_per_worker", "2", "job.sh"]).gpu_per_worker == 2
+
+
+@pytest.mark.parametrize(
+    "words, script, is_module, arguments",
+    [
+        (["python", "train.py", "--rate", "1"], "train.py", False, ["--rate", "1"]),
+        (["python3", "-u", "train.py", "-m", "a"], "train.py", False, ["-m", "a"]),
+        ([sys.executable, "train.py"], "train.py", False, []),
+        (["-m", "package.train", "-m", "a"], "package.train", True, ["-m", "a"]),
+        (["python", "-m", "package.train", "a"], "package.train", True, ["a"]),
+        (["--", "python", "-m", "json.tool"], "json.tool", True, []),
+    ],
+)
+def test_python_and_modules_are_understood(tmp_path, monkeypatch, words, script, is_module, arguments):
+    (tmp_path / "train.py").write_text("")
+    (tmp_path / "package").mkdir()
+    (tmp_path / "package" / "__init__.py").write_text("raise SystemExit('imported')")
+    monkeypatch.chdir(tmp_path)
+    options = parsed(list(SIZE) + words)
+    assert (options.script, options.is_module, options.script_args) == (script, is_module, arguments)
+
+
+def test_a_script_of_the_name_python_is_a_script(tmp_path, monkeypatch):
+    (tmp_path / "python").write_text("")
+    monkeypatch.chdir(tmp_path)
+    assert parsed(list(SIZE) + ["python", "a"]).script == "python"
+
+
+def parsed(flags):
+    from epl.launcher import options as launcher_options
+
+    return launcher_options.parse(flags)
+
+
+def test_a_module_runs_by_the_same_python_with_its_arguments(start, log, tmp_path):
+    package = tmp_path / "package"
+    package.mkdir()
+    (package / "__init__.py").write_text("")
+    (package / "train.py").write_text(SHOW_ENV)
+    launch = start("", "-m", "package.train", name="7", args=["--num_workers", "9"], log_dir=None)
+    assert launch.wait() == 0, launch.output
+    (directory,) = (tmp_path / "experiments").iterdir()
+    _, arguments, python = json.loads((directory / "1" / "stderr_1.log").read_text())
+    assert directory.name.endswith("_2w1g_train") and arguments == ["7", "--num_workers", "9"]
+    assert os.path.realpath(python) == os.path.realpath(sys.executable)
+
+
+def test_show_rank_shows_these_workers(run):
+    output = run("echo here", "--show_rank", "1,3", workers=4).output
+    assert sorted(line for line in output.splitlines() if line.endswith("here")) == [
+        "[worker 1] here",
+        "[worker 3] here",
+    ]
+
+
+@pytest.mark.parametrize(
+    "workers, flags, who",
+    [
+        (4, [], "all 4 workers"),
+        (1, [], "the worker"),
+        (2, ["--machine_rank", "1", "--machine_list", "10.0.0.1:1,10.0.0.2:1"], "worker 1"),
+    ],
+)
+def test_the_end_of_a_good_job_is_told(run, workers, flags, who):
+    last = run("true", *flags, workers=workers).output.splitlines()[-1]
+    assert re.match(rf"epl-launch: {who} ended, \d+\.\d s$", last), last
+
+
+def test_the_end_of_a_failed_job_is_not_told_as_that_of_a_good_one(run):
+    assert " ended, " not in run("exit 3").output
+
+
+def test_a_log_directory_that_cannot_be_made_is_told(run, tmp_path):
+    (tmp_path / "file").write_text("")
+    launch = run("true", log_dir="file/logs")
+    assert launch.code == 2
+    assert "the log directory file/logs/0 cannot be made: file: there is a file; give another one by" in launch.output
 
 
 def test_wrong_arguments_start_nothing(run, tmp_path):
