@@ -553,17 +553,16 @@ def parts(sess: tf.Session) -> List[Tuple[int, Dict[str, Any]]]:
     from epl.parallel.sharded_variables.savers import value_of
 
     with tf_compat.unfinalized(sess.graph), sess.graph.as_default():
-        split, rewrite = Graph.of(sess.graph).state_of(ReplicaGroups), Graph.of(sess.graph).rewritten
-        # What is fetched of a variable itself is all of it.
-        return [
-            (
-                split.group.place(rewrite.base_rank + copy).rank,
-                sess.run(
-                    {name: tf.stack([value_of(sess.graph, rewrite.prefix(copy) + name)]) for name in split.shards}
-                ),
-            )
-            for copy in range(rewrite.local_replicas)
-        ]
+        graph = Graph.of(sess.graph)
+        split, rewrite = graph.state_of(ReplicaGroups), graph.rewritten
+        copies = range(rewrite.local_replicas)
+        with graph.building_own_ops():  # a script may not take the part of one rank
+            # What is fetched of a variable itself is all of it.
+            reads = [
+                {name: tf.stack([value_of(sess.graph, rewrite.prefix(copy) + name)]) for name in split.shards}
+                for copy in copies
+            ]
+        return [(split.group.place(rewrite.base_rank + copy).rank, sess.run(reads[copy])) for copy in copies]
 
 
 def accumulated(
