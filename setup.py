@@ -194,7 +194,7 @@ setup(
     license_files=["LICENSE"],
     packages=find_packages(include=["epl", "epl.*"]),
     package_data={"epl": ["py.typed"]},  # mypy reads EPL's types in a user's code
-    py_modules=["epl_launch", "epl_plan", "epl_trace"],
+    py_modules=["epl_launch", "epl_plan", "epl_trace", "whale"],
     distclass=EplDistribution,
     cmdclass=COMMANDS,
     python_requires=">=3.6,<3.9",

@@ -193,7 +193,7 @@ def config_checkpoint_collection(parts: Parts, devices: int) -> None:
 
 @fragment(stages=2, micro_batches=8)
 def whale_pipeline(parts: Parts, devices: int) -> None:
-    import epl as wh
+    import whale as wh
 
     wh.init(wh.Config({"num_micro_batch": 8}))
     with wh.replicate(1):
@@ -204,7 +204,7 @@ def whale_pipeline(parts: Parts, devices: int) -> None:
 
 @fragment(divides=True)
 def whale_hybrid(parts: Parts, devices: int) -> None:
-    import epl as wh
+    import whale as wh
 
     total_gpu = devices
     wh.init()
@@ -217,7 +217,7 @@ def whale_hybrid(parts: Parts, devices: int) -> None:
 
 @fragment(stages=0, micro_batches=35)
 def whale_m6(parts: Parts, devices: int) -> None:
-    import epl as wh
+    import whale as wh
 
     wh.init(wh.Config({"num_micro_batch": 35, "num_task_graph": devices}))
     # Define M6 model.
@@ -226,7 +226,7 @@ def whale_m6(parts: Parts, devices: int) -> None:
 
 @fragment(divides=True)
 def whale_m6_moe(parts: Parts, devices: int) -> None:
-    import epl as wh
+    import whale as wh
 
     total_gpus = devices
     wh.init()
@@ -274,7 +274,7 @@ TABLE: Dict[str, List[str]] = {
 
 
 class _Nothing(types.ModuleType):
-    """A module `epl` for plain TensorFlow: its annotations and configurations do nothing."""
+    """A module `epl` or `whale` for plain TensorFlow: its annotations and configurations do nothing."""
 
     def __getattr__(self, name: str) -> Any:
         if name == "Env":
@@ -288,11 +288,11 @@ def _without_epl(ctx: Context) -> Any:
     if ctx.planned:
         yield
         return
-    sys.modules["epl"] = _Nothing("epl")
+    sys.modules["epl"] = sys.modules["whale"] = _Nothing("epl")
     try:
         yield
     finally:
-        del sys.modules["epl"]
+        del sys.modules["epl"], sys.modules["whale"]
 
 
 def train(ctx: Context, name: str, written_for: int = 0) -> None:
