@@ -314,6 +314,16 @@ def test_dataset_that_nothing_iterates_is_left_alone(files):
 # Queues.
 
 
+@pytest.mark.parametrize("count, words", [(3, "io.unbalanced_io_slicing"), (1, "Write the data into at least 2 files")])
+def test_a_list_that_stays_whole_is_told_once_with_what_to_do(tmp_path, caplog, count, words):
+    for worker in range(2):
+        with tf.Graph().as_default() as graph:
+            tf.data.TextLineDataset(make_files(tmp_path, count)).make_one_shot_iterator().get_next()
+            slice_inputs(graph, (1, 1), worker, False, False)
+    (record,) = [one for one in caplog.records if one.name == "epl" and one.levelname == "WARNING"]
+    assert f"every worker reads all {count} file(s) of" in record.getMessage() and words in record.getMessage()
+
+
 def read_queue(build, worker=1, expected_lines=1):
     with tf.Graph().as_default() as graph:
         value = build()

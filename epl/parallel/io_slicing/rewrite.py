@@ -11,6 +11,7 @@ yet. The pass changes which files are read, not what is computed from them.
 """
 
 import hashlib
+import logging
 from typing import List, NamedTuple, Sequence
 
 import numpy as np
@@ -22,6 +23,8 @@ from epl.parallel.rewriting.function_bodies import MAIN, SLICED, Bodies
 from epl.parallel.rewriting.function_inputs import Change, NewInput, rewrite_functions
 from epl.utils import tf_compat
 from epl.utils.errors import PlanError
+
+logger = logging.getLogger("epl")
 
 _EXPECTED = (
     "io.slicing divides constant lists of names, or constant patterns of names, that reach an op which opens files "
@@ -80,6 +83,13 @@ def slice_inputs(
     for edge, indices in edges.values():
         if edge.body == MAIN:
             _rewire(graph, edge, indices)
+    whole = [share for share in shares if share.result.remedy]
+    if whole and worker == 0:
+        label, names, result = whole[0].found.label, whole[0].names, whole[0].result
+        logger.warning(
+            "io.slicing is on, and every worker reads all %d file(s) of %r: %s. So %d workers read the same records in "
+            "an epoch. %s", len(names), label, result.reason, len(local_replicas), result.remedy,
+        )  # fmt: skip
     lines = [_line(share, worker, len(local_replicas)) for share in shares]
     lines += [f"io.slicing: not sliced: the names that {r.node!r} ({r.reader}) opens {r.reason}" for r in refusals]
     return lines or [f"io.slicing: nothing to slice in this graph. {_EXPECTED}."]

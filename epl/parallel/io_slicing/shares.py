@@ -16,6 +16,7 @@ class SliceResult(NamedTuple):
     files: Tuple[bytes, ...]  # in the order of the list; shuffled when the whole list is repeated
     indices: Tuple[int, ...]  # the positions of `files` in the whole list
     reason: str  # one line: how the share came about
+    remedy: str = ""  # what divides a list that stays whole
 
 
 def slice_files(
@@ -54,13 +55,18 @@ def slice_files(
     first = sum(local_replicas[:worker]) // unit
     count, rest = len(files), len(files) % parts
     if count < parts:
-        return _whole(files, own, worker, f"{count} files cannot be divided into {parts} parts")
+        remedy = f"Write the data into at least {parts} files, or divide records by Dataset.shard and switch it off."
+        return _whole(files, own, worker, f"{count} files cannot be divided into {parts} parts", remedy)
     if rest and not (unbalanced or drop_last):
         reason = (
             f"{count} files do not divide evenly into {parts} parts "
             "(io.unbalanced_io_slicing or io.drop_last_files would slice them)"
         )
-        return _whole(files, own, worker, reason)
+        remedy = (
+            f"Make the number of files a multiple of {parts}, or set io.unbalanced_io_slicing, by which some parts get "
+            "one file more, or io.drop_last_files."
+        )
+        return _whole(files, own, worker, reason, remedy)
     reason = f"part {first}" if own == 1 else f"parts {first} to {first + own - 1}"
     reason += f" of {parts}"
     if rest and unbalanced:
@@ -72,7 +78,7 @@ def slice_files(
     return SliceResult(tuple(files[i] for i in indices), indices, reason)
 
 
-def _whole(files: Sequence[bytes], times: int, worker: int, reason: str) -> SliceResult:
+def _whole(files: Sequence[bytes], times: int, worker: int, reason: str, remedy: str) -> SliceResult:
     """Returns the whole list `times` times over."""
     indices = list(range(len(files))) * times
     if times > 1:
@@ -80,4 +86,4 @@ def _whole(files: Sequence[bytes], times: int, worker: int, reason: str) -> Slic
         reason += f"; the whole list {times} times, shuffled"
     else:
         reason += "; the whole list"
-    return SliceResult(tuple(files[i] for i in indices), tuple(indices), reason)
+    return SliceResult(tuple(files[i] for i in indices), tuple(indices), reason, remedy)
