@@ -8,7 +8,7 @@
 The public names, nothing else.
 """
 
-from epl.utils import tensorflow_needed as _tensorflow_needed  # noqa: F401  before the next line
+from epl.utils import graph_mode as _graph_mode  # noqa: F401  before the next line
 
 # isort: split
 from tensorflow.compat.v1 import executing_eagerly

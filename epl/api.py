@@ -17,7 +17,7 @@ from epl.profiler import explanation_report
 from epl.runtime import hooks
 from epl.strategies import Replicate
 from epl.strategies.context import StrategyContext
-from epl.utils import tf_compat
+from epl.utils import graph_mode, tf_compat
 from epl.utils.errors import AnnotationError, ConfigError, PlanError
 from epl.utils.lost_output import tolerate_full_disk
 
@@ -38,17 +38,13 @@ def init(config: Optional[Config] = None) -> None:
         call `epl.init` again.
 
     Raises:
-      RuntimeError: TensorFlow executes eagerly.
+      GraphModeError: TensorFlow executes eagerly, or with other behaviour of TensorFlow 2.
       TypeError: `config` is not an epl.Config.
       ConfigError: the file of `auto.explain` could not be written.
       ClusterError: TF_CONFIG is incomplete, or srun or mpirun has started several tasks and nothing joins them.
       JobSecretError: there are several workers, and the job's secret cannot be used.
     """
-    if tf.executing_eagerly():
-        raise RuntimeError(
-            "Tensorflow eager mode is not supported by EPL now, remove tf.enable_eager_execution(), or call "
-            "tf.disable_eager_execution() first."
-        )
+    graph_mode.require()
     config = Config() if config is None else config
     if not isinstance(config, Config):
         raise TypeError(f"epl.init expected an epl.Config, got {type(config).__name__}: epl.init(epl.Config({{...}})).")

@@ -53,12 +53,30 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--update-pictures", action="store_true", help="tests write the pictures that docs/ shows")
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    """Makes TensorFlow 2 build graphs: test modules build some before they import epl."""
+    if hasattr(config, "workerinput") or not config.getoption("numprocesses", None):
+        import tensorflow.compat.v1 as tf
+
+        tf.disable_v2_behavior()
+
+
 def pytest_collection_modifyitems(items: List[pytest.Item]) -> None:
-    """Skips the tests that name a GPU where there is none."""
+    """Skips the tests that name a GPU where there is none, and those of another TensorFlow."""
+    for item in items:
+        mark = item.get_closest_marker("tensorflow")
+        if mark is not None and not _tensorflow_version().startswith(mark.args):
+            item.add_marker(pytest.mark.skip(reason=mark.kwargs["reason"]))
     if not os.path.exists("/proc/driver/nvidia/gpus"):
         for item in items:
             if item.get_closest_marker("gpu"):
                 item.add_marker(pytest.mark.skip(reason="needs an NVIDIA GPU"))
+
+
+def _tensorflow_version() -> str:
+    import tensorflow.compat.v1 as tf
+
+    return tf.VERSION
 
 
 @pytest.hookimpl(hookwrapper=True, tryfirst=True)

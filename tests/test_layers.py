@@ -111,7 +111,7 @@ EXCEPTIONS = {
     ("epl.utils.launcher", "epl.launcher.main"): "the path under which the released EPL has the launcher",
 }
 
-TF_COMPAT = "epl.utils.tf_compat"  # alone imports private TensorFlow
+TF_COMPAT = "epl.utils.tf_compat"  # the folder alone imports private TensorFlow
 HOOKS = "epl.runtime.hooks"  # alone replaces attributes of TensorFlow
 # Their modules need no TensorFlow, and of epl only utils and what is listed here.
 STAND_ALONE = {"epl.launcher": (), "epl.planner.machine": (), "epl.planner.simulator": ("epl.planner.machine",)}
@@ -244,11 +244,15 @@ def _reached(room: str, imports: Dict[str, Set[str]]) -> Set[str]:
     return found
 
 
+def _is_tf_compat(module: Module) -> bool:
+    return module.name == TF_COMPAT or module.name.startswith(TF_COMPAT + ".")
+
+
 def private_tensorflow(modules: Dict[str, Module]) -> List[str]:
     """Where a module other than tf_compat sees TensorFlow through anything but `import tensorflow.compat.v1 as tf`."""
     places = []
     for module in modules.values():
-        if module.name == TF_COMPAT:
+        if _is_tf_compat(module):
             continue
         for found in module.imports:
             re_exported = module.name == "epl" and found.target.startswith("tensorflow.compat.v1.")
@@ -274,7 +278,7 @@ def private_attributes(modules: Dict[str, Module]) -> List[str]:
     return [
         f"{module.path}:{node.lineno}: {node.attr}"
         for module in modules.values()
-        if module.name != TF_COMPAT
+        if not _is_tf_compat(module)
         for node in ast.walk(module.tree)
         if isinstance(node, ast.Attribute) and node.attr in PRIVATE_ATTRIBUTES
     ]

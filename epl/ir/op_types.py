@@ -14,21 +14,22 @@ READS = frozenset(["Identity", "ReadVariableOp"])
 # Ops that write a variable, their first input (fused optimizers write several, all of them inputs).
 _REF_WRITES = [
     "Assign", "AssignAdd", "AssignSub", "CountUpTo", "ScatterAdd", "ScatterDiv", "ScatterMax", "ScatterMin",
-    "ScatterMul", "ScatterSub", "ScatterUpdate", "ScatterNdAdd", "ScatterNdSub", "ScatterNdUpdate",
-    "StridedSliceAssign", "SdcaShrinkL1", "ApplyAdaMax", "ApplyAdadelta", "ApplyAdagrad", "ApplyAdagradDA",
-    "ApplyAdagradV2", "ApplyAdam", "ApplyAddSign", "ApplyCenteredRMSProp", "ApplyFtrl", "ApplyFtrlV2",
-    "ApplyGradientDescent", "ApplyMomentum", "ApplyPowerSign", "ApplyProximalAdagrad",
+    "ScatterMul", "ScatterSub", "ScatterUpdate", "ScatterNdAdd", "ScatterNdMax", "ScatterNdMin", "ScatterNdSub",
+    "ScatterNdUpdate", "NegTrain", "StridedSliceAssign", "SdcaShrinkL1", "ApplyAdaMax", "ApplyAdadelta",
+    "ApplyAdagrad", "ApplyAdagradDA", "ApplyAdagradV2", "ApplyAdam", "ApplyAddSign", "ApplyCenteredRMSProp",
+    "ApplyFtrl", "ApplyFtrlV2", "ApplyGradientDescent", "ApplyMomentum", "ApplyPowerSign", "ApplyProximalAdagrad",
     "ApplyProximalGradientDescent", "ApplyRMSProp", "SparseApplyAdadelta", "SparseApplyAdagrad",
     "SparseApplyAdagradDA", "SparseApplyAdagradV2", "SparseApplyCenteredRMSProp", "SparseApplyFtrl",
     "SparseApplyFtrlV2", "SparseApplyMomentum", "SparseApplyProximalAdagrad", "SparseApplyProximalGradientDescent",
     "SparseApplyRMSProp",
 ]  # fmt: skip
 _RESOURCE_WRITES = [
-    "AssignVariableOp", "AssignAddVariableOp", "AssignSubVariableOp", "ResourceCountUpTo", "ResourceStridedSliceAssign",
-    "ResourceScatterAdd", "ResourceScatterDiv", "ResourceScatterMax", "ResourceScatterMin", "ResourceScatterMul",
-    "ResourceScatterSub", "ResourceScatterUpdate", "ResourceScatterNdAdd", "ResourceScatterNdSub",
-    "ResourceScatterNdUpdate", "ResourceApplyAdamWithAmsgrad", "ResourceApplyKerasMomentum",
-    "ResourceSparseApplyKerasMomentum",
+    "AssignVariableOp", "AssignAddVariableOp", "AssignSubVariableOp", "ResourceCountUpTo",
+    "ResourceStridedSliceAssign", "ResourceScatterAdd", "ResourceScatterDiv", "ResourceScatterMax",
+    "ResourceScatterMin", "ResourceScatterMul", "ResourceScatterSub", "ResourceScatterUpdate",
+    "ResourceScatterNdAdd", "ResourceScatterNdMax", "ResourceScatterNdMin", "ResourceScatterNdSub",
+    "ResourceScatterNdUpdate", "AssignVariableXlaConcatND", "ResourceApplyAdamWithAmsgrad",
+    "ResourceApplyKerasMomentum", "ResourceSparseApplyKerasMomentum",
 ] + ["Resource" + name for name in _REF_WRITES if "Apply" in name]  # fmt: skip
 ROW_WRITES = frozenset(name for name in _REF_WRITES + _RESOURCE_WRITES if "Scatter" in name or "SparseApply" in name)
 SLICE_WRITES = frozenset(["StridedSliceAssign", "ResourceStridedSliceAssign"])
@@ -40,11 +41,13 @@ PLAIN_ASSIGNS = frozenset(["Assign", "AssignVariableOp"])
 SHARED_STATE = frozenset(
     [
         "Iterator", "IteratorV2", "OneShotIterator", "IteratorFromStringHandle", "IteratorFromStringHandleV2",
-        "AnonymousIterator", "AnonymousIteratorV2", "AnonymousMultiDeviceIterator", "MultiDeviceIterator",
+        "AnonymousIterator", "AnonymousIteratorV2", "AnonymousIteratorV3", "AnonymousMultiDeviceIterator",
+        "AnonymousMultiDeviceIteratorV3", "MultiDeviceIterator",
         "MultiDeviceIteratorFromStringHandle", "FIFOQueue", "FIFOQueueV2", "PaddingFIFOQueue", "PaddingFIFOQueueV2",
         "PriorityQueue", "PriorityQueueV2", "RandomShuffleQueue", "RandomShuffleQueueV2", "Barrier", "HashTable",
         "HashTableV2", "MutableHashTable", "MutableHashTableV2", "MutableHashTableOfTensors",
         "MutableHashTableOfTensorsV2", "MutableDenseHashTable", "MutableDenseHashTableV2", "AnonymousHashTable",
+        "AnonymousMutableDenseHashTable", "AnonymousMutableHashTable", "AnonymousMutableHashTableOfTensors",
         "FixedLengthRecordReader", "FixedLengthRecordReaderV2", "IdentityReader", "IdentityReaderV2", "LMDBReader",
         "TextLineReader", "TextLineReaderV2", "TFRecordReader", "TFRecordReaderV2", "WholeFileReader",
         "WholeFileReaderV2", "BigtableClient", "SummaryWriter", "MutexV2",
@@ -65,7 +68,7 @@ DATA_SOURCES = frozenset(
 # Ops that draw random numbers from a state that is a variable.
 GENERATORS = frozenset(
     [
-        "NonDeterministicInts", "RngSkip", "StatefulRandomBinomial", "StatefulStandardNormal",
+        "NonDeterministicInts", "RngReadAndSkip", "RngSkip", "StatefulRandomBinomial", "StatefulStandardNormal",
         "StatefulStandardNormalV2", "StatefulTruncatedNormal", "StatefulUniform", "StatefulUniformFullInt",
         "StatefulUniformInt",
     ]  # fmt: skip

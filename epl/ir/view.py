@@ -28,6 +28,7 @@ class GraphView:
     """
 
     def __init__(self, tf_graph: tf.Graph) -> None:
+        self._num_functions = tf_compat.num_functions(tf_graph)
         nodes, self.graph_def = node_wire.read_graph(tf_compat.serialized_graph_def(tf_graph))
         graph = Graph.of(tf_graph)
         if graph is not None and graph.replacements:
@@ -54,7 +55,7 @@ class GraphView:
         Returns:
           This view, with added ops at the end; or a new one if there are new functions.
         """
-        if tf_compat.num_functions(tf_graph) != len(self.graph_def.library.function):
+        if tf_compat.num_functions(tf_graph) != self._num_functions:
             return GraphView(tf_graph)
         added = list(copies)
         self._copies.update(node.name for node in added)

@@ -66,7 +66,7 @@ def install(explain: Optional[Callable[[tf.Graph], None]] = None) -> None:
     _wrap(tf_compat.ControlFlowState, "AddWhileContext", _add_while_context)
     _wrap(tf_compat.GradLoopState, "GetRealValue", half_ops.weight_in_gradient_loop)
     _wrap(tf_compat.VariableStore, "_get_single_variable", _get_variable)
-    for optimizer in (tf.train.Optimizer, tf_compat.KerasOptimizer):
+    for optimizer in (tf.train.Optimizer, *tf_compat.KERAS_OPTIMIZERS):
         _wrap(optimizer, "__init__", _optimizer_init)
         _wrap(optimizer, "get_slot", _get_slot)
     session = tf_compat.BaseSession
@@ -88,8 +88,10 @@ def install(explain: Optional[Callable[[tf.Graph], None]] = None) -> None:
         _wrap(module, "MonitoredTrainingSession", monitored.training_session)
     _wrap(tf.train.ChiefSessionCreator, "create_session", _chief_session)
     _wrap(tf.train.WorkerSessionCreator, "create_session", _worker_session)
-    _wrap(tf.estimator.RunConfig, "__init__", monitored.run_config)
-    _wrap(tf_compat.TrainingExecutor, "run_local", monitored.train_and_evaluate)
+    for run_config in tf_compat.RUN_CONFIGS:
+        _wrap(run_config, "__init__", monitored.run_config)
+    for executor in tf_compat.TRAINING_EXECUTORS:
+        _wrap(executor, "run_local", monitored.train_and_evaluate)
 
 
 def remove() -> None:
@@ -110,8 +112,8 @@ def _wrap(owner: Any, name: str, hook: Callable[..., Any]) -> None:
 
 
 def _original_run() -> Callable[..., Any]:
-    """What `BaseSession._do_run` was before `install`."""
-    return next(original for _, name, original in _installed if name == "_do_run")
+    """What `BaseSession._do_run` was before `install`; it takes feeds by tensor."""
+    return tf_compat.feeds_by_reference(next(original for _, name, original in _installed if name == "_do_run"))
 
 
 # ---- Recording
@@ -225,8 +227,11 @@ def _run(
     return original(session, fetches, feed_dict, options, run_metadata)
 
 
-def _do_run(original: Callable[..., Any], session: Any, *args: Any) -> Any:
-    return runs.run(original, session, *args)
+def _do_run(
+    original: Callable[..., Any], session: Any, handle: Any, targets: Any, fetches: Any, feeds: Any, *args: Any
+) -> Any:
+    run = tf_compat.feeds_by_reference(original)
+    return runs.run(run, session, handle, targets, fetches, tf_compat.feeds_by_tensor(feeds), *args)
 
 
 def _make_callable(

@@ -63,6 +63,7 @@ def user_graph_def(
     tf_graph: tf.Graph,
     from_version: Optional[int] = None,
     add_shapes: bool = False,
+    **how: Any,
 ) -> tf.GraphDef:
     """`Graph.as_graph_def`: of a rewritten graph, what the user built, so that plain TensorFlow can import it.
 
@@ -71,7 +72,7 @@ def user_graph_def(
     graph = Graph.of(tf_graph)
     rewrite: Optional[RewriteContext] = None if graph is None else graph.rewritten
     if rewrite is None or not rewrite.added or from_version is not None:
-        result = original(tf_graph, from_version, add_shapes)
+        result = original(tf_graph, from_version, add_shapes, **how)
         if graph is not None and graph.device_placement is not None:
             for node in result.node:
                 node.device = graph.device_placement.user_device(node)

@@ -11,7 +11,11 @@ class EplError(Exception):
 
 
 class TensorFlowNeededError(EplError, ImportError):
-    """TensorFlow 1.15 is missing, cannot be imported, or is another one."""
+    """TensorFlow is missing, cannot be imported, or is one that EPL does not know."""
+
+
+class GraphModeError(EplError, RuntimeError):
+    """TensorFlow 2 behaves as TensorFlow 2: it executes eagerly, or builds graphs that EPL does not know."""
 
 
 class ConfigError(EplError, ValueError):

@@ -14,6 +14,7 @@ from epl.ops import native
 from epl.ops.communicator import Communicator
 from epl.ops.job import Job
 from epl.ops.op_types import COLLECTIVE_OP_TYPES
+from tests.op_registry import registered_ops
 
 
 @pytest.fixture
@@ -134,10 +135,9 @@ def test_parameters_stay_in_host_memory_on_a_gpu():
 
 def test_table_of_op_types_agrees_with_the_ops():
     native.require()
-    from tensorflow.python.framework import op_def_registry
 
     for op_type, facts in COLLECTIVE_OP_TYPES.items():
-        op_def = op_def_registry.get_registered_ops()[op_type]
+        op_def = registered_ops()[op_type]
         attributes = {attr.name for attr in op_def.attr}
         assert {"communicator", "rank", "key"} <= attributes
         assert op_def.is_stateful

@@ -22,6 +22,7 @@ def _run(
 
     from tests.parity.context import Context
 
+    tf.disable_v2_behavior()  # of scripts without EPL, too
     context = Context(*topology, worker, directory)
     try:
         tf.reset_default_graph()

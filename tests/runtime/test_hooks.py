@@ -10,8 +10,8 @@ from epl.utils import tf_compat
 from tests.parallel.in_process import Linear, error_text, rewritten
 
 OWNERS = (
-    tf.Graph, tf_compat.gradients_util_module, tf_compat.ControlFlowState, tf.train.Optimizer, tf_compat.KerasOptimizer,
-    tf_compat.BaseSession, tf.train.Saver, tf.estimator.RunConfig, tf_compat.TrainingExecutor,
+    tf.Graph, tf_compat.gradients_util_module, tf_compat.ControlFlowState, tf.train.Optimizer, tf_compat.BaseSession,
+    tf.train.Saver, *tf_compat.KERAS_OPTIMIZERS, *tf_compat.RUN_CONFIGS, *tf_compat.TRAINING_EXECUTORS,
 )  # fmt: skip
 
 

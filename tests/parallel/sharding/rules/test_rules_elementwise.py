@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
-from tensorflow.python.framework import op_def_registry
 
 from epl.parallel.sharding.rules import elementwise as rules_elementwise
+from tests.op_registry import registered_ops
 from tests.parallel.sharding.rules.rule_harness import THREE, TWO, Case, check
 from tests.parallel.sharding.rules.rule_inputs import (
     booleans,
@@ -32,7 +32,7 @@ ATTRS["Bucketize"] = {"boundaries": [0.3, 0.5]}
 
 def build(op_type, attrs=None):
     """A function that makes the op of its inputs."""
-    names = [arg.name for arg in op_def_registry.get_registered_ops()[op_type].input_arg]
+    names = [arg.name for arg in registered_ops()[op_type].input_arg]
 
     def call(*inputs):
         if op_type == "AddN":
@@ -67,7 +67,7 @@ def above_one(*shape):
 
 def table_cases():
     """One vector, one choice for each op type."""
-    registered = op_def_registry.get_registered_ops()
+    registered = registered_ops()
     linear = rules_elementwise._LINEAR_IN_ALL.split()
     for op_type in rules_elementwise._NOT_LINEAR.split() + linear:
         count = 3 if op_type == "AddN" else len(registered[op_type].input_arg)

@@ -1,17 +1,17 @@
 """The registry of rules as a whole."""
 
 import tensorflow.compat.v1 as tf
-from tensorflow.python.framework import op_def_registry
 
 import epl.parallel.sharding.rules.all  # noqa: F401
 from epl.parallel.sharding.rules.registry import RULES, OpInfo, TensorInfo, choices_of
+from tests.op_registry import registered_ops
 
 _DEFAULTS = {"string": b"", "int": 0, "float": 0.0, "bool": False, "type": tf.float32, "shape": None}
 
 
 def unknown(op_type):
     """An op of which nothing is known but its type."""
-    definition = op_def_registry.get_registered_ops()[op_type]
+    definition = registered_ops()[op_type]
     attrs = {attr.name: _DEFAULTS.get(attr.type, []) for attr in definition.attr}
     attrs.update(T=tf.float32, equation=b"ij,jk->ik")
 
@@ -32,7 +32,7 @@ def test_what_is_not_known_is_not_cut():
 
 
 def test_op_types_exist_once():
-    assert set(RULES) <= set(op_def_registry.get_registered_ops())
+    assert set(RULES) <= set(registered_ops())
     assert len(RULES) > 230
 
 

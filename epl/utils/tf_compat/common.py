@@ -1,17 +1,11 @@
-"""The only module that imports private TensorFlow symbols.
-
-Everything else sees TensorFlow through `import tensorflow.compat.v1 as tf` and through the names below, so that a port
-to another TensorFlow changes only this file. A comment at each name says what it is used for.
-"""
+"""Private TensorFlow that is the same in every version, and what is made of that which differs (tf1.py, tf2.py)."""
 
 import contextlib
 import copy
 from typing import Any, Callable, Dict, Iterable, Iterator, List, Optional, Sequence, Set, Tuple
 
-import tensorflow as tf_api
 import tensorflow.compat.v1 as tf
 from tensorflow.core.framework.tensor_shape_pb2 import TensorShapeProto as TensorShapeProto  # for annotations
-from tensorflow.python import pywrap_tensorflow as c_api  # bulk import of clones
 from tensorflow.python.client import (
     device_lib,  # names of GPUs
 )
@@ -24,20 +18,28 @@ from tensorflow.python.framework import (
     kernels,  # which kernels are registered
     ops,  # whether `with graph.as_default()` is open
 )
-from tensorflow.python.keras.optimizer_v2 import optimizer_v2
 from tensorflow.python.ops import (
     control_flow_state,
     control_flow_util,
     gradients_util,
-    resource_variable_ops,  # the classes of variables
     variable_scope,
-    variables,
 )
 from tensorflow.python.saved_model import builder_impl
-from tensorflow.python.training import checkpoint_management, monitored_session, saver, training
+from tensorflow.python.training import saver
 from tensorflow.python.util import deprecation
 from tensorflow.python.util import nest as tf_nest
-from tensorflow_estimator.python.estimator import training as estimator_training
+
+from epl.utils.tf_compat.chosen import (
+    EVALUATION_LISTENERS,
+    c_api,
+    c_operation,
+    frames_of,
+    import_nodes,
+    last_op_id,
+    op_def,
+    untouched_names,
+    without_devices,
+)
 
 BaseSession = session_module.BaseSession
 SaverBuilder = saver.BaseSaverBuilder
@@ -45,23 +47,9 @@ gradients_util_module = gradients_util
 ControlFlowState = control_flow_state._ControlFlowState
 GradLoopState = control_flow_state._GradLoopState
 VariableStore = variable_scope._VariableStore
-KerasOptimizer = optimizer_v2.OptimizerV2
 # TensorFlow's own code calls its deprecated functions: used around calls that the user did not make.
 silent_deprecations = deprecation.silence
-# Writes the file `checkpoint` of a directory; the public name of the same function warns that it is deprecated.
-name_latest_checkpoint = checkpoint_management.update_checkpoint_state_internal
-# In graph mode; a variable that wraps another one is not among them.
-VARIABLE_CLASSES: Tuple[type, ...] = (variables.RefVariable, resource_variable_ops.ResourceVariable)
 SAVED_MODEL_BUILDERS: Tuple[type, ...] = (builder_impl.SavedModelBuilder, builder_impl._SavedModelBuilder)
-# The modules under which users find tf.train.MonitoredTrainingSession.
-TRAIN_MODULES: Tuple[Any, ...] = (
-    tf.train,
-    tf_api.train,
-    tf_api.compat.v1.train,
-    monitored_session,
-    training,  # where an Estimator finds it
-)
-TrainingExecutor = estimator_training._TrainingExecutor
 FUNCTION_GRAPHS: Tuple[type, ...] = (func_graph.FuncGraph, function._FuncGraph)
 
 
@@ -140,77 +128,6 @@ def flatten_feeds(feed_dict: Any) -> Iterator[Tuple[Any, Any]]:
                 break
         else:
             yield key, value
-
-
-class LazyOperations(Dict[str, tf.Operation]):
-    """The `_nodes_by_name` of a graph with operations that exist in the C graph but have no Python object yet.
-
-    Two fifths of the cost of a clone is its Python wrapper (`Operation`), but Python code needs almost no clone. An
-    operation of `unwrapped` gets its wrapper when its name is first looked up.
-    """
-
-    def __init__(self, graph: tf.Graph, known: Dict[str, tf.Operation]) -> None:
-        super().__init__(known)
-        self._graph = graph
-        self.unwrapped: Set[str] = set()
-
-    def __missing__(self, name: str) -> tf.Operation:
-        if name not in self.unwrapped:
-            raise KeyError(name)
-        self.unwrapped.discard(name)
-        graph = self._graph
-        c_op = c_api.TF_GraphOperationByName(graph._c_graph, name)
-        finalized, graph._finalized = graph._finalized, False
-        saved_context = graph._get_control_flow_context()
-        graph._set_control_flow_context(None)
-        try:
-            return tf.Operation(c_op, graph)
-        finally:
-            graph._finalized = finalized
-            graph._set_control_flow_context(saved_context)
-
-    def __contains__(self, name: object) -> bool:
-        return super().__contains__(name) or name in self.unwrapped
-
-
-def import_nodes(
-    graph: tf.Graph,
-    graph_def: bytes,
-    names: Iterable[str],
-    inputs: List[Tuple[str, int, tf.Tensor]],
-    controls: List[Tuple[str, tf.Operation]],
-) -> None:
-    """Adds the nodes of `graph_def` to `graph` in one call of the C API, without Python objects for them.
-
-    Args:
-      graph: the graph to extend; its lock is held while it changes.
-      graph_def: serialized; nodes with their final names, none of which may be in the graph.
-      names: the names of these nodes.
-      inputs: (name, output index, tensor): the tensor for a data input that names a node outside of `graph_def`.
-      controls: (name, operation): the same for control inputs.
-
-    Raises:
-      ValueError: TensorFlow refused a node; the error has TensorFlow's text.
-    """
-    scoped_options = c_api_util.ScopedTFImportGraphDefOptions()
-    options = scoped_options.options
-    c_api.TF_ImportGraphDefOptionsSetUniquifyNames(options, False)
-    c_api.TF_ImportGraphDefOptionsSetValidateColocationConstraints(options, False)
-    for name, index, tensor in inputs:
-        c_api.TF_ImportGraphDefOptionsAddInputMapping(options, name, index, tensor._as_tf_output())
-    for name, operation in controls:
-        c_api.TF_ImportGraphDefOptionsRemapControlDependency(options, name, operation._c_op)
-    operations = graph._nodes_by_name
-    if not isinstance(operations, LazyOperations):
-        operations = graph._nodes_by_name = LazyOperations(graph, operations)
-    with graph._mutation_lock():
-        with c_api_util.tf_buffer(graph_def) as serialized:
-            try:
-                results = c_api.TF_GraphImportGraphDefWithResults(graph._c_graph, serialized, options)
-            except tf.errors.InvalidArgumentError as error:
-                raise ValueError(str(error)) from error
-            c_api_util.ScopedTFImportGraphDefResults(results)
-        operations.unwrapped.update(names)
 
 
 class unfinalized:
@@ -364,11 +281,6 @@ def stored_variables() -> Dict[str, Any]:
     return variable_scope._get_default_variable_store()._vars
 
 
-def last_op_id(graph: tf.Graph) -> int:
-    """A number that grows with every op created in `graph`."""
-    return graph._last_id if hasattr(graph, "_last_id") else graph.version
-
-
 def op_id(op: tf.Operation) -> int:
     """The creation number of `op` in its graph."""
     return op._id
@@ -414,18 +326,18 @@ def num_nodes(graph: tf.Graph) -> int:
 
 def ops_since(graph: tf.Graph, last_id: int) -> List[tf.Operation]:
     """The ops created after op number `last_id`."""
-    ids = range(last_id + 1, graph._next_id_counter + 1)
-    return [graph._nodes_by_id[i] for i in ids if i in graph._nodes_by_id]
+    return ops_between(graph, last_id, last_op_id(graph))
 
 
 def ops_between(graph: tf.Graph, before: int, last: int) -> List[tf.Operation]:
     """The ops created after op number `before`, up to op number `last`."""
-    return [graph._nodes_by_id[i] for i in range(before + 1, last + 1) if i in graph._nodes_by_id]
+    by_id = graph._nodes_by_id
+    return [by_id[i] for i in range(before + 1, last + 1) if i in by_id]
 
 
 def creation_frames(op: tf.Operation) -> Iterator[Tuple[str, int]]:
     """(file, line) of the calls that created an op, the innermost first; without reading the files."""
-    return ((frame.filename, frame.lineno) for frame in reversed(op._traceback or []))
+    return ((frame.filename, frame.lineno) for frame in reversed(frames_of(op)))
 
 
 @contextlib.contextmanager
@@ -469,7 +381,7 @@ def default_session_config() -> tf.ConfigProto:
     """
     told = copy.copy(eager_context.context())
     if told._physical_devices is None:
-        told._physical_devices, told._visible_device_list, told._memory_growth_map = [], [], {}
+        without_devices(told)
         config = told.config
         config.device_count.clear()
         return config
@@ -497,13 +409,8 @@ def serialized_nodes(graph: tf.Graph, names: Iterable[str]) -> Iterator[bytes]:
     """The NodeDefs of ops, in wire format, without making Python objects for the ops."""
     for name in names:
         with c_api_util.tf_buffer() as buffer:
-            c_api.TF_OperationToNodeDef(c_api.TF_GraphOperationByName(graph._c_graph, name), buffer)
+            c_api.TF_OperationToNodeDef(c_operation(graph, name), buffer)
             yield c_api.TF_GetBuffer(buffer)
-
-
-def num_functions(graph: tf.Graph) -> int:
-    """The functions of the graph."""
-    return c_api.TF_GraphNumFunctions(graph._c_graph)
 
 
 def add_functions(graph: tf.Graph, library: Any) -> None:
@@ -517,20 +424,9 @@ def op_names(graph: tf.Graph) -> Set[str]:
     return untouched_names(graph).union(graph._nodes_by_name)
 
 
-def untouched_names(graph: tf.Graph) -> Set[str]:
-    """Names of the ops without a Python object: nobody can have changed them since they were imported."""
-    operations = graph._nodes_by_name
-    return operations.unwrapped if isinstance(operations, LazyOperations) else set()
-
-
 def outer_graph(graph: Any) -> tf.Graph:
     """The graph in which a function body is being built."""
     return graph.outer_graph if isinstance(graph, func_graph.FuncGraph) else graph._outer_graph
-
-
-def op_def(graph: tf.Graph, op_type: str) -> Any:
-    """The OpDef of an op type."""
-    return graph._get_op_def(op_type)
 
 
 def is_stateful(graph: tf.Graph, op_type: str) -> bool:
@@ -553,13 +449,6 @@ def evaluate_constant(tensor: tf.Tensor) -> Any:
     return c_api.TF_TryEvaluateConstant_wrapper(tensor.graph._c_graph, tensor._as_tf_output())
 
 
-def set_devices(graph: tf.Graph, devices: Iterable[Tuple[str, str]]) -> None:
-    """Sets the devices of (name, device) pairs, without making Python objects for the ops."""
-    c_graph = graph._c_graph
-    for name, device in devices:
-        c_api.SetRequestedDevice(c_graph, c_api.TF_GraphOperationByName(c_graph, name), device)
-
-
 def abandon(session: tf.Session) -> None:
     """Makes the end of a session wait for no process: those that it would tell are gone. It can no longer run."""
     session._session = None
@@ -578,9 +467,9 @@ def saver_of(creator: tf.train.ChiefSessionCreator) -> tf.train.Saver:
 def evaluates(hook: tf.train.SessionRunHook) -> bool:
     """Whether tf.estimator.train_and_evaluate evaluates when the hook has written a checkpoint."""
     listeners = getattr(hook, "_listeners", ())
-    return any(isinstance(one, estimator_training._NewCheckpointListenerForEvaluate) for one in listeners)
+    return any(isinstance(one, EVALUATION_LISTENERS) for one in listeners)
 
 
-def eval_spec(executor: estimator_training._TrainingExecutor) -> tf.estimator.EvalSpec:
+def eval_spec(executor: Any) -> Any:
     """How tf.estimator.train_and_evaluate is to evaluate."""
     return executor._eval_spec

@@ -1,0 +1,18 @@
+"""The only package that imports private TensorFlow symbols, and the only one that asks which TensorFlow this is.
+
+Everything else sees TensorFlow through `import tensorflow.compat.v1 as tf` and through the names of this package. A
+comment at each name says what it is used for.
+
+    needed.py   first: is there a TensorFlow that EPL knows? The list of versions
+    tf1.py      what TensorFlow 1.15 has in its own way
+    tf2.py      the same names for TensorFlow 2 in graph mode
+    chosen.py   the one of the two that fits
+    common.py   what is the same in both, and what is made of the names above
+"""
+
+from epl.utils.tf_compat.needed import how_to_install as how_to_install  # before the next line
+from epl.utils.tf_compat.needed import is_known as is_known
+
+# isort: split
+from epl.utils.tf_compat.chosen import *  # noqa: F403
+from epl.utils.tf_compat.common import *  # noqa: F403

@@ -1,0 +1,177 @@
+"""Private TensorFlow 1.15. The names of `__all__` are those of tf2.py, with the same meaning."""
+
+from typing import Any, Callable, Dict, Iterable, List, Sequence, Set, Tuple
+
+import tensorflow as tf_api
+import tensorflow.compat.v1 as tf
+from tensorflow.python import pywrap_tensorflow as c_api  # bulk import of clones
+from tensorflow.python.framework import c_api_util  # scoped C buffers
+from tensorflow.python.keras.optimizer_v2 import optimizer_v2
+from tensorflow.python.ops import resource_variable_ops, variables
+from tensorflow.python.training import checkpoint_management, monitored_session, training
+from tensorflow_estimator.python.estimator import training as estimator_training
+
+__all__ = [
+    "EVALUATION_LISTENERS", "KERAS_OPTIMIZERS", "RUN_CONFIGS", "TRAINING_EXECUTORS", "TRAIN_MODULES",
+    "VARIABLE_CLASSES", "c_api", "c_operation", "executes_eagerly", "feeds_by_reference", "feeds_by_tensor",
+    "frames_of", "import_nodes", "last_op_id", "name_latest_checkpoint", "num_functions", "op_def", "set_devices",
+    "turn_off_v2_behavior", "untouched_names", "v2_behavior", "without_devices",
+]  # fmt: skip
+
+# In graph mode; a variable that wraps another one is not among them.
+VARIABLE_CLASSES: Tuple[type, ...] = (variables.RefVariable, resource_variable_ops.ResourceVariable)
+# The base classes of the Keras optimizers whose gradients are recorded.
+KERAS_OPTIMIZERS: Tuple[type, ...] = (optimizer_v2.OptimizerV2,)
+# The modules under which users find tf.train.MonitoredTrainingSession.
+TRAIN_MODULES: Tuple[Any, ...] = (
+    tf.train,
+    tf_api.train,
+    tf_api.compat.v1.train,
+    monitored_session,
+    training,  # where an Estimator finds it
+)
+# How an Estimator is configured, who trains it, and who evaluates it when a checkpoint was written.
+RUN_CONFIGS: Tuple[type, ...] = (tf.estimator.RunConfig,)
+TRAINING_EXECUTORS: Tuple[type, ...] = (estimator_training._TrainingExecutor,)
+EVALUATION_LISTENERS: Tuple[type, ...] = (estimator_training._NewCheckpointListenerForEvaluate,)
+
+# Writes the file `checkpoint` of a directory; the public name of the same function warns that it is deprecated.
+name_latest_checkpoint = checkpoint_management.update_checkpoint_state_internal
+
+
+class LazyOperations(Dict[str, tf.Operation]):
+    """The `_nodes_by_name` of a graph with operations that exist in the C graph but have no Python object yet.
+
+    Two fifths of the cost of a clone is its Python wrapper (`Operation`), but Python code needs almost no clone. An
+    operation of `unwrapped` gets its wrapper when its name is first looked up.
+    """
+
+    def __init__(self, graph: tf.Graph, known: Dict[str, tf.Operation]) -> None:
+        super().__init__(known)
+        self._graph = graph
+        self.unwrapped: Set[str] = set()
+
+    def __missing__(self, name: str) -> tf.Operation:
+        if name not in self.unwrapped:
+            raise KeyError(name)
+        self.unwrapped.discard(name)
+        graph = self._graph
+        c_op = c_operation(graph, name)
+        finalized, graph._finalized = graph._finalized, False
+        saved_context = graph._get_control_flow_context()
+        graph._set_control_flow_context(None)
+        try:
+            return tf.Operation(c_op, graph)
+        finally:
+            graph._finalized = finalized
+            graph._set_control_flow_context(saved_context)
+
+    def __contains__(self, name: object) -> bool:
+        return super().__contains__(name) or name in self.unwrapped
+
+
+def import_nodes(
+    graph: tf.Graph,
+    graph_def: bytes,
+    names: Iterable[str],
+    inputs: List[Tuple[str, int, tf.Tensor]],
+    controls: List[Tuple[str, tf.Operation]],
+) -> None:
+    """Adds the nodes of `graph_def` to `graph` in one call of the C API, without Python objects for them.
+
+    Args:
+      graph: the graph to extend; its lock is held while it changes.
+      graph_def: serialized; nodes with their final names, none of which may be in the graph.
+      names: the names of these nodes.
+      inputs: (name, output index, tensor): the tensor for a data input that names a node outside of `graph_def`.
+      controls: (name, operation): the same for control inputs.
+
+    Raises:
+      ValueError: TensorFlow refused a node; the error has TensorFlow's text.
+    """
+    scoped_options = c_api_util.ScopedTFImportGraphDefOptions()
+    options = scoped_options.options
+    c_api.TF_ImportGraphDefOptionsSetUniquifyNames(options, False)
+    c_api.TF_ImportGraphDefOptionsSetValidateColocationConstraints(options, False)
+    for name, index, tensor in inputs:
+        c_api.TF_ImportGraphDefOptionsAddInputMapping(options, name, index, tensor._as_tf_output())
+    for name, operation in controls:
+        c_api.TF_ImportGraphDefOptionsRemapControlDependency(options, name, operation._c_op)
+    operations = graph._nodes_by_name
+    if not isinstance(operations, LazyOperations):
+        operations = graph._nodes_by_name = LazyOperations(graph, operations)
+    with graph._mutation_lock():
+        with c_api_util.tf_buffer(graph_def) as serialized:
+            try:
+                results = c_api.TF_GraphImportGraphDefWithResults(graph._c_graph, serialized, options)
+            except tf.errors.InvalidArgumentError as error:
+                raise ValueError(str(error)) from error
+            c_api_util.ScopedTFImportGraphDefResults(results)
+        operations.unwrapped.update(names)
+
+
+def untouched_names(graph: tf.Graph) -> Set[str]:
+    """Names of the ops without a Python object: nobody can have changed them since they were imported."""
+    operations = graph._nodes_by_name
+    return operations.unwrapped if isinstance(operations, LazyOperations) else set()
+
+
+def last_op_id(graph: tf.Graph) -> int:
+    """The number of the op that was created last in `graph`; 0 if there is none. It grows with every op."""
+    return graph._last_id if hasattr(graph, "_last_id") else graph.version
+
+
+def c_operation(graph: tf.Graph, name: str) -> Any:
+    """The op of that name for the C API; it makes no Python object."""
+    return c_api.TF_GraphOperationByName(graph._c_graph, name)
+
+
+def set_devices(graph: tf.Graph, devices: Iterable[Tuple[str, str]]) -> None:
+    """Sets the devices of (name, device) pairs, without making Python objects for the ops."""
+    c_graph = graph._c_graph
+    for name, device in devices:
+        c_api.SetRequestedDevice(c_graph, c_api.TF_GraphOperationByName(c_graph, name), device)
+
+
+def num_functions(graph: tf.Graph) -> int:
+    """A number that grows with every function that is added to the graph."""
+    return c_api.TF_GraphNumFunctions(graph._c_graph)
+
+
+def op_def(graph: tf.Graph, op_type: str) -> Any:
+    """The OpDef of an op type."""
+    return graph._get_op_def(op_type)
+
+
+def frames_of(op: tf.Operation) -> Sequence[Any]:
+    """The calls that created an op, the innermost last, each with `filename` and `lineno`."""
+    return op._traceback or []
+
+
+def without_devices(context: Any) -> None:
+    """Makes a context that has not looked for devices believe that there are none."""
+    context._physical_devices, context._visible_device_list, context._memory_growth_map = [], [], {}
+
+
+def feeds_by_tensor(feeds: Any) -> Any:
+    """The feeds that `BaseSession._do_run` is given, by tensor."""
+    return feeds
+
+
+def feeds_by_reference(do_run: Callable[..., Any]) -> Callable[..., Any]:
+    """`BaseSession._do_run`, which takes feeds by tensor."""
+    return do_run
+
+
+def turn_off_v2_behavior() -> None:
+    """Nothing is to be done: TensorFlow 1.15 builds graphs by itself."""
+
+
+def executes_eagerly() -> bool:
+    """Whether ops run as they are called."""
+    return tf.executing_eagerly()
+
+
+def v2_behavior() -> List[str]:
+    """The behaviours of TensorFlow 2 that are on and that EPL does not know, in words; but for eager execution."""
+    return []

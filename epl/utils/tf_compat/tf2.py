@@ -1,0 +1,240 @@
+"""Private TensorFlow 2 in graph mode. The names of `__all__` are those of tf1.py, with the same meaning."""
+
+import functools
+import importlib
+import sys
+from typing import Any, Callable, FrozenSet, Iterable, Iterator, List, Optional, Sequence, Set, Tuple
+
+import tensorflow as tf_api
+import tensorflow.compat.v1 as tf
+from tensorflow.python.checkpoint import checkpoint_management
+from tensorflow.python.client import pywrap_tf_session as c_api  # bulk import of clones
+from tensorflow.python.eager import context as eager_context  # whether something ran eagerly
+from tensorflow.python.framework import (
+    c_api_util,  # scoped C buffers
+    ops,  # whether the default graph has been built in
+)
+from tensorflow.python.ops import ref_variable, resource_variable_ops
+from tensorflow.python.training import monitored_session, training
+from tensorflow.python.util import deprecation
+
+from epl.utils.errors import GraphModeError
+
+__all__ = [
+    "EVALUATION_LISTENERS", "KERAS_OPTIMIZERS", "RUN_CONFIGS", "TRAINING_EXECUTORS", "TRAIN_MODULES",
+    "VARIABLE_CLASSES", "c_api", "c_operation", "executes_eagerly", "feeds_by_reference", "feeds_by_tensor",
+    "frames_of", "import_nodes", "last_op_id", "name_latest_checkpoint", "num_functions", "op_def", "set_devices",
+    "turn_off_v2_behavior", "untouched_names", "v2_behavior", "without_devices",
+]  # fmt: skip
+
+
+def _with_monitored_sessions(modules: Iterable[Any]) -> Iterator[Any]:
+    """Those that have MonitoredTrainingSession, each once: two names may be one module."""
+    known: Set[int] = set()
+    for module in modules:
+        if hasattr(module, "MonitoredTrainingSession") and id(module) not in known:
+            known.add(id(module))
+            yield module
+
+
+def _class_in(module: str, name: str) -> Tuple[type, ...]:
+    """The class `name` of a module that this environment may lack."""
+    try:
+        return (getattr(importlib.import_module(module), name),)
+    except ImportError:
+        return ()
+
+
+# In graph mode; a variable that wraps another one is not among them.
+VARIABLE_CLASSES: Tuple[type, ...] = (ref_variable.RefVariable, resource_variable_ops.ResourceVariable)
+# The base classes of the Keras optimizers whose gradients are recorded: those of the Keras 2 that `tf.keras` is, and
+# those of the copy inside TensorFlow.
+KERAS_OPTIMIZERS: Tuple[type, ...] = tuple(
+    one
+    for package in ("tf_keras.src", "keras.src", "tensorflow.python.keras")
+    if package.split(".")[0] in sys.modules
+    for one in _class_in(
+        f"{package}.optimizer_v2.optimizer_v2" if "python" in package else f"{package}.optimizers.legacy.optimizer_v2",
+        "OptimizerV2",
+    )
+)
+# The modules under which users find tf.train.MonitoredTrainingSession.
+TRAIN_MODULES: Tuple[Any, ...] = tuple(
+    _with_monitored_sessions((tf.train, tf_api.train, tf_api.compat.v1.train, monitored_session, training))
+)
+_ESTIMATOR = "tensorflow_estimator.python.estimator."  # gone from the newer ones
+RUN_CONFIGS: Tuple[type, ...] = _class_in(_ESTIMATOR + "run_config", "RunConfig")
+TRAINING_EXECUTORS: Tuple[type, ...] = _class_in(_ESTIMATOR + "training", "_TrainingExecutor")
+EVALUATION_LISTENERS: Tuple[type, ...] = _class_in(_ESTIMATOR + "training", "_NewCheckpointListenerForEvaluate")
+
+# Writes the file `checkpoint` of a directory; the public name of the same function warns that it is deprecated.
+name_latest_checkpoint = checkpoint_management.update_checkpoint_state_internal
+
+
+def import_nodes(
+    graph: tf.Graph,
+    graph_def: bytes,
+    names: Iterable[str],
+    inputs: List[Tuple[str, int, tf.Tensor]],
+    controls: List[Tuple[str, tf.Operation]],
+) -> None:
+    """Adds the nodes of `graph_def` to `graph` in one call of the C API.
+
+    The maps of ops by name and by number lie in C++, where nothing can be made when it is looked up: each op gets its
+    Python object at once.
+
+    Args:
+      graph: the graph to extend; its lock is held while it changes.
+      graph_def: serialized; nodes with their final names, none of which may be in the graph.
+      names: the names of these nodes.
+      inputs: (name, output index, tensor): the tensor for a data input that names a node outside of `graph_def`.
+      controls: (name, operation): the same for control inputs.
+
+    Raises:
+      ValueError: TensorFlow refused a node; the error has TensorFlow's text.
+    """
+    scoped_options = c_api_util.ScopedTFImportGraphDefOptions()
+    options = scoped_options.options
+    c_api.TF_ImportGraphDefOptionsSetUniquifyNames(options, False)
+    c_api.TF_ImportGraphDefOptionsSetValidateColocationConstraints(options, False)
+    for name, index, tensor in inputs:
+        c_api.TF_ImportGraphDefOptionsAddInputMapping(options, name, index, tensor._as_tf_output())
+    for name, operation in controls:
+        c_api.TF_ImportGraphDefOptionsRemapControlDependency(options, name, operation._c_op)
+    for name in names:
+        c_api.TF_ImportGraphDefOptionsAddReturnOperation(options, name)
+    with graph._mutation_lock():
+        with c_api_util.tf_buffer(graph_def) as serialized:
+            try:
+                results = c_api.TF_GraphImportGraphDefWithResults(graph._c_graph, serialized, options)
+            except tf.errors.InvalidArgumentError as error:
+                raise ValueError(str(error)) from error
+        scoped_results = c_api_util.ScopedTFImportGraphDefResults(results)
+        _wrap_operations(graph, c_api.TF_ImportGraphDefResultsReturnOperations(scoped_results.results))
+    _note_functions(graph, graph_def)
+
+
+def _wrap_operations(graph: tf.Graph, c_ops: Iterable[Any]) -> None:
+    """Makes the Python objects of ops, outside of any control flow."""
+    finalized, graph._finalized = graph._finalized, False
+    saved_context = graph._get_control_flow_context()
+    graph._set_control_flow_context(None)
+    try:
+        for c_op in c_ops:
+            tf.Operation._from_c_op(c_op, graph)
+    finally:
+        graph._finalized = finalized
+        graph._set_control_flow_context(saved_context)
+
+
+def _note_functions(graph: tf.Graph, graph_def: bytes) -> None:
+    """Remembers the functions that `import_nodes` has added: neither Python nor the C API knows of them."""
+    library = tf.GraphDef.FromString(graph_def).library
+    if library.function:
+        known: FrozenSet[str] = getattr(graph, "_epl_functions", frozenset())
+        graph._epl_functions = known.union(one.signature.name for one in library.function)
+
+
+def num_functions(graph: tf.Graph) -> int:
+    """A number that grows with every function that is added to the graph."""
+    return len(getattr(graph, "_epl_functions", frozenset()).union(graph._functions))
+
+
+def untouched_names(graph: tf.Graph) -> Set[str]:
+    """Names of the ops without a Python object: there are none."""
+    del graph
+    return set()
+
+
+def last_op_id(graph: tf.Graph) -> int:
+    """The number of the op that was created last in `graph`; 0 if there is none. It grows with every op.
+
+    The numbers of ops begin at 2, and the version of a graph counts its ops and 1.
+    """
+    return graph.version + 1 if graph.version else 0
+
+
+def c_operation(graph: tf.Graph, name: str) -> Any:
+    """The op of that name for the C API."""
+    return graph._get_operation_by_name(name)._c_op
+
+
+def set_devices(graph: tf.Graph, devices: Iterable[Tuple[str, str]]) -> None:
+    """Sets the devices of (name, device) pairs."""
+    for name, device in devices:
+        graph._get_operation_by_name(name)._set_device_from_string(device)
+
+
+def op_def(graph: tf.Graph, op_type: str) -> Any:
+    """The OpDef of an op type."""
+    return graph.op_def_for_type(op_type)
+
+
+def frames_of(op: tf.Operation) -> Sequence[Any]:
+    """The calls that created an op, the innermost last, each with `filename` and `lineno`."""
+    return list(op.traceback or [])
+
+
+def without_devices(context: Any) -> None:
+    """Makes a context that has not looked for devices believe that there are none."""
+    context._physical_devices, context._visible_device_list, context._memory_growth_map = [], [], {}
+    context._pluggable_devices = []
+
+
+def feeds_by_tensor(feeds: Any) -> Any:
+    """The feeds that `BaseSession._do_run` is given, by tensor."""
+    return {key.deref(): value for key, value in feeds.items()}
+
+
+def feeds_by_reference(do_run: Callable[..., Any]) -> Callable[..., Any]:
+    """`BaseSession._do_run`, which takes feeds by reference, for a caller that has them by tensor."""
+
+    @functools.wraps(do_run)
+    def run(session: Any, handle: Any, targets: Any, fetches: Any, feeds: Any, *args: Any) -> Any:
+        return do_run(session, handle, targets, fetches, {key.ref(): value for key, value in feeds.items()}, *args)
+
+    return run
+
+
+def turn_off_v2_behavior() -> None:
+    """Makes TensorFlow 2 build graphs as 1.15 does.
+
+    Raises:
+      GraphModeError: something was built or has run with the behaviour of TensorFlow 2.
+    """
+    if not executes_eagerly() and not v2_behavior():
+        return
+    context = eager_context.context_safe()
+    if context is not None and context._initialized:
+        raise GraphModeError("TensorFlow has executed eagerly before `import epl`. " + _REMEDY)
+    if _begun_graph() is not None:
+        raise GraphModeError("A graph was begun with the behaviour of TensorFlow 2 before `import epl`. " + _REMEDY)
+    with deprecation.silence():
+        tf.disable_v2_behavior()
+
+
+def _begun_graph() -> Optional[tf.Graph]:
+    """The default graph, if it has ops. `tf.get_default_graph` would create it, and eager execution be impossible."""
+    graphs = ops._default_graph_stack
+    graph = graphs.stack[-1] if graphs.stack else graphs._global_default_graph
+    return graph if graph is not None and graph.version else None
+
+
+_REMEDY = (
+    "EPL rewrites graphs as TensorFlow 1.15 builds them. Write `import epl` above everything that uses TensorFlow, or "
+    "right below `import tensorflow`: import tensorflow.compat.v1 as tf; tf.disable_v2_behavior()"
+)
+
+
+def executes_eagerly() -> bool:
+    """Whether ops run as they are called, or would outside of a `with graph.as_default()`."""
+    return tf.executing_eagerly() or eager_context.default_execution_mode == eager_context.EAGER_MODE
+
+
+def v2_behavior() -> List[str]:
+    """The behaviours of TensorFlow 2 that are on and that EPL does not know, in words; but for eager execution."""
+    on = {
+        "control flow v2": tf.control_flow_v2_enabled(),
+        "equality of tensors by value": tf.Tensor._USE_EQUALITY,
+    }
+    return [name for name, is_on in on.items() if is_on]
