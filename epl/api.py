@@ -45,6 +45,8 @@ def init(config: Optional[Config] = None) -> None:
       JobSecretError: there are several workers, and the job's secret cannot be used.
     """
     graph_mode.require()
+    if Env.get().inits == 0:
+        graph_mode.warn_of_keras()
     config = Config() if config is None else config
     if not isinstance(config, Config):
         raise TypeError(f"epl.init expected an epl.Config, got {type(config).__name__}: epl.init(epl.Config({{...}})).")

@@ -37,6 +37,9 @@ REF_WRITES = frozenset(_REF_WRITES)  # they return their input, the reference
 WRITES = frozenset(_REF_WRITES + _RESOURCE_WRITES)
 PLAIN_ASSIGNS = frozenset(["Assign", "AssignVariableOp"])
 
+# Ops that ask about a variable, or say how it is to be kept: they take none of its value.
+STATE_QUERIES = frozenset(["DisableCopyOnRead", "IsVariableInitialized", "VarIsInitializedOp", "VariableShape"])
+
 # Ops that hold state which all replicas of a process share: they draw data from it, or look values up in it.
 SHARED_STATE = frozenset(
     [

@@ -5,6 +5,7 @@ This module turns the options into the settings of each worker. guard.py starts 
 
 import datetime
 import fcntl
+import importlib.util
 import json
 import os
 import shlex
@@ -29,6 +30,8 @@ _MALLOC = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(1 << 34)}
 _START_TIMEOUT = {"EPL_COMMUNICATION_START_TIMEOUT": "21600"}
 # Variables of a launcher that started this one; each launcher sets its own for its workers.
 OWN_VARIABLES = ("EPL_LISTEN_FD", PIPE_VARIABLE)
+# With it, tf.keras and tf.layers of the TensorFlows that come with Keras 3 are those of tf_keras, which build graphs.
+_KERAS_OF_GRAPHS = "TF_USE_LEGACY_KERAS"
 
 
 class LogInUseError(Exception):
@@ -217,7 +220,8 @@ def _malloc_settings(devices: int) -> Dict[str, str]:
 
 def _common_settings() -> Dict[str, str]:
     """The variables that all workers get, except those that the user has set."""
-    settings = {} if "PYTHONUNBUFFERED" in os.environ else {"PYTHONUNBUFFERED": "1"}
+    wanted = ["PYTHONUNBUFFERED"] + [_KERAS_OF_GRAPHS] * (importlib.util.find_spec("tf_keras") is not None)
+    settings = {name: "1" for name in wanted if name not in os.environ}
     if sys.prefix != sys.base_prefix:
         # The launcher of a virtual environment that is not activated: `python` in a script means the same Python.
         first = os.path.dirname(sys.executable)

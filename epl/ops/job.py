@@ -17,6 +17,7 @@ from epl.ops import job_secret, native
 from epl.utils.errors import EplError
 from epl.utils.last_words import Cause, LastWords, tell_failure
 from epl.utils.script_end import ScriptEnd
+from epl.utils.threads import start_thread
 
 _POLL_S = 0.2
 _NO_SECRET = (
@@ -501,6 +502,7 @@ def interruptible(
     Python handles signals only between byte codes of the main thread, so the call runs in a thread of its own. After
     Ctrl-C nobody waits for that thread any more (it owns all its buffers); if its call still succeeds, `undo` reverts
     it. `look` is called a few times a second during the call; an exception from it ends the wait in the same way.
+    After the end of the script, where Python starts no thread, the call runs in that of the caller.
     """
     finished = threading.Event()
     lock = threading.Lock()
@@ -522,7 +524,8 @@ def interruptible(
             finished.set()
 
     try:
-        threading.Thread(target=run, name="epl_job_call", daemon=True).start()
+        if start_thread(run, "epl_job_call") is None:  # the script has ended
+            run()
         while not finished.wait(_POLL_S):
             if look is not None:
                 look()

@@ -11,6 +11,7 @@
 | GradLoopState.GetRealValue | no copies of weights in half precision are kept in loops |
 | _VariableStore._get_single_variable | variables in parts are not shared as if they were whole |
 | Optimizer.__init__ (TensorFlow's and Keras') | calls of apply_gradients are recorded, overridden ones too |
+| Optimizer.apply, apply_gradients (Keras 3, newer Keras 2) | they are refused: EPL does not know their updates |
 | Optimizer.get_slot (both) | the slot of a variable in parts is found by the user's variable |
 | BaseSession.__init__, close | the session has the devices of the plan, those of other workers too; or it serves them |
 | BaseSession._extend_graph | an annotated graph is rewritten before it runs first |
@@ -59,7 +60,7 @@ def install(explain: Optional[Callable[[tf.Graph], None]] = None) -> None:
     runs.set_explain(explain)
     gradients_util = tf_compat.gradients_util_module
     _wrap(tf.Graph, "__init__", _graph_init)
-    _wrap(gradients_util, "_GradientsHelper", recorder.recorded_gradients)
+    _wrap(gradients_util, "_GradientsHelper", _gradients)
     _wrap(gradients_util, "_DefaultGradYs", recorder.recorded_seeds)
     _wrap(tf.GradientTape, "gradient", recorder.recorded_tape)
     _wrap(gradients_util, "_maybe_colocate_with", _differentiate)
@@ -69,6 +70,7 @@ def install(explain: Optional[Callable[[tf.Graph], None]] = None) -> None:
     for optimizer in (tf.train.Optimizer, *tf_compat.KERAS_OPTIMIZERS):
         _wrap(optimizer, "__init__", _optimizer_init)
         _wrap(optimizer, "get_slot", _get_slot)
+    _refuse_new_optimizers()
     session = tf_compat.BaseSession
     _wrap(session, "__init__", _session_init)
     _wrap(session, "_extend_graph", _extend_graph)
@@ -94,6 +96,14 @@ def install(explain: Optional[Callable[[tf.Graph], None]] = None) -> None:
         _wrap(executor, "run_local", monitored.train_and_evaluate)
 
 
+def _refuse_new_optimizers() -> None:
+    """Replaces what applies the gradients of Keras optimizers that EPL does not know, in modules that are imported."""
+    replaced = {(owner, name) for owner, name, _ in _installed}
+    for optimizer, name in tf_compat.new_keras_optimizers():
+        if (optimizer, name) not in replaced:
+            _wrap(optimizer, name, _new_optimizer)
+
+
 def remove() -> None:
     """Gives TensorFlow its attributes back."""
     while _installed:
@@ -117,6 +127,23 @@ def _original_run() -> Callable[..., Any]:
 
 
 # ---- Recording
+
+
+def _gradients(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    _refuse_new_optimizers()  # a script may have imported them after epl.init
+    return recorder.recorded_gradients(original, *args, **kwargs)
+
+
+def _new_optimizer(original: Callable[..., Any], optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+    graph = Graph.get()
+    if graph is not None and graph.taskgraphs:
+        kind = type(optimizer)
+        raise PlanError(
+            f"{kind.__module__}.{kind.__name__} is an optimizer of Keras 3 or of the newer Keras 2, which EPL does not "
+            f"know: its updates would not be the same on all devices. Use one of tf.compat.v1.train, or "
+            f"tf.compat.v1.keras.optimizers.{kind.__name__} with TF_USE_LEGACY_KERAS=1 and the package tf_keras."
+        )
+    return original(optimizer, *args, **kwargs)
 
 
 def _graph_init(original: Callable[..., None], graph: tf.Graph, *args: Any, **kwargs: Any) -> None:

@@ -3,8 +3,12 @@
 TensorFlow 2 executes eagerly unless it is told otherwise, before anything is built.
 """
 
+import logging
+
 from epl.utils import tf_compat
 from epl.utils.errors import GraphModeError
+
+logger = logging.getLogger("epl")
 
 tf_compat.turn_off_v2_behavior()
 
@@ -25,4 +29,13 @@ def require() -> None:
         raise GraphModeError(
             f"The script has turned on {behavior[0]} of TensorFlow 2, which EPL does not support. Remove "
             "tf.enable_v2_behavior() and its like, or call tf.compat.v1.disable_v2_behavior() above epl.init()."
+        )
+
+
+def warn_of_keras() -> None:
+    """Logs a warning if `tf.keras` and `tf.layers` build no graphs."""
+    if not tf_compat.has_keras_of_graphs():
+        logger.warning(
+            "tf.keras is Keras 3, which builds no graphs: tf.layers and tf.keras cannot be used. Install tf_keras, and "
+            "start with epl-launch, or set TF_USE_LEGACY_KERAS=1 before Python starts."
         )

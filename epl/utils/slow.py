@@ -7,6 +7,8 @@ import threading
 import time
 from typing import Iterator
 
+from epl.utils.threads import start_thread
+
 logger = logging.getLogger("epl")
 
 EVERY = 10.0  # seconds
@@ -16,7 +18,7 @@ EVERY = 10.0  # seconds
 def told_when_slow(what: str, worker: int = 0) -> Iterator[None]:
     """While the block runs, worker 0 says every 10 seconds on standard error what it does, and for how long it has.
 
-    A level of the logger `epl` above INFO leaves that out.
+    A level of the logger `epl` above INFO leaves that out, and so does the end of the script (`start_thread`).
     """
     if worker or logger.level > logging.INFO:
         yield
@@ -27,10 +29,10 @@ def told_when_slow(what: str, worker: int = 0) -> Iterator[None]:
         while not done.wait(EVERY):
             sys.stderr.write(f"EPL: {what}: {time.monotonic() - start:.0f} s so far\n")
 
-    thread = threading.Thread(target=tell, name="epl_slow", daemon=True)
-    thread.start()
+    thread = start_thread(tell, "epl_slow")
     try:
         yield
     finally:
         done.set()
-        thread.join()
+        if thread is not None:
+            thread.join()

@@ -11,8 +11,10 @@ from tests.parity.context import STEPS, Context
 from tests.parity.oracle import Oracle
 from tests.parity.scripts.data import samples
 from tests.parity.scripts.models import MODELS, OPTIMIZERS, cross_entropy, dense
+from tests.tensorflows import WITH_ESTIMATOR
 
 TWO_WORKERS = (2, 1)
+pytestmark = WITH_ESTIMATOR
 
 
 def _rows(ctx: Context) -> tf.data.Dataset:
@@ -25,7 +27,7 @@ def _all_rows() -> tf.data.Dataset:
     return tf.data.Dataset.from_tensor_slices(({"x": data.x}, data.y)).batch(16)
 
 
-def _model_fn(features: Dict[str, tf.Tensor], labels: tf.Tensor, mode: str) -> tf.estimator.EstimatorSpec:
+def _model_fn(features: Dict[str, tf.Tensor], labels: tf.Tensor, mode: str) -> Any:
     logits = dense(dense(features["x"], 8, "hidden", tf.nn.tanh), 5, "out")
     if mode == tf.estimator.ModeKeys.PREDICT:
         return tf.estimator.EstimatorSpec(mode, {"logits": logits})
@@ -71,7 +73,7 @@ def _train_and_evaluate(ctx: Context, training_hook: bool) -> None:
     ctx.init()
     directory = _directory(ctx, shared=False)
 
-    def model_fn(features: Any, labels: Any, mode: str) -> tf.estimator.EstimatorSpec:
+    def model_fn(features: Any, labels: Any, mode: str) -> Any:
         hooks = [tf.train.CheckpointSaverHook(directory, save_steps=2)] if training_hook else []
         return _model_fn(features, labels, mode)._replace(training_hooks=hooks)
 

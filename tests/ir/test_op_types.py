@@ -8,7 +8,7 @@ from tests.op_registry import registered_ops
 
 # Names that other versions of TensorFlow have, or that stand in a graph without being in the registry of this one.
 _OF_OTHER_VERSIONS = {
-    "AnonymousHashTable", "AutoReloadVariable", "BigtableClient", "NegTrain",
+    "AnonymousHashTable", "AutoReloadVariable", "BigtableClient", "DisableCopyOnRead", "NegTrain",
     "AnonymousIteratorV3", "AnonymousMultiDeviceIteratorV3", "AnonymousMutableDenseHashTable",
     "AnonymousMutableHashTable", "AnonymousMutableHashTableOfTensors", "AssignVariableXlaConcatND",
     "ResourceScatterNdMax", "ResourceScatterNdMin", "RngReadAndSkip", "ScatterNdMax", "ScatterNdMin",

@@ -9,6 +9,7 @@ from epl.ir.graph import Graph
 from epl.ir.taskgraph import PHASE_ATTR, TASKGRAPH_ATTR
 from epl.utils import tf_compat
 from tests.parallel.in_process import Linear, error_text, marks
+from tests.tensorflows import WITH_ESTIMATOR
 
 
 def new_ops(build):
@@ -215,6 +216,7 @@ def test_what_the_configuration_asks_for_annotates_the_model(init, caplog, key, 
     assert not [record for record in caplog.records if "no EPL annotation" in record.getMessage()]
 
 
+@WITH_ESTIMATOR
 def test_an_estimator_graph_belongs_to_the_default_strategy(init, tmp_path):
     init()
     seen = {}

@@ -8,6 +8,7 @@ import pytest
 from tests.parity.oracle import TOPOLOGIES, Oracle, replica_differences, topology_name
 from tests.parity.pool import Answer
 from tests.parity.scripts import accumulation
+from tests.tensorflows import WITH_ESTIMATOR
 
 every_topology = pytest.mark.parametrize("topology", [(1, 1)] + TOPOLOGIES, ids=topology_name)
 # Sums of gradients that nearly cancel: their rounding is that of the larger terms.
@@ -157,6 +158,7 @@ def test_workers_whose_data_ends_apart_stay_in_step(
 
 
 @pytest.mark.parametrize("topology", [(1, 1), (2, 1), (2, 2)], ids=topology_name)
+@WITH_ESTIMATOR
 def test_estimator_counts_global_steps(oracle: Oracle, topology: Tuple[int, int]) -> None:
     replicas = topology[0] * topology[1]
     saved = oracle.plan(topology, accumulation.estimator, steps=3)[0].results["saved"][0]

@@ -6,6 +6,7 @@ import pytest
 
 from tests.parity.oracle import Oracle, compare, topology_name
 from tests.parity.scripts import divided, inputs, pipelines, sessions
+from tests.tensorflows import WITH_ESTIMATOR
 
 # Workers, devices of each, n of epl.replicate(n).
 WHOLE = (1, 2, 2)
@@ -117,5 +118,6 @@ def test_mixed_precision(oracle: Oracle) -> None:
 
 
 @pytest.mark.parametrize("default_strategy", [False, True])
+@WITH_ESTIMATOR
 def test_estimator(oracle: Oracle, default_strategy: bool) -> None:
     oracle.check(WHOLE, sessions.estimator, default_strategy=default_strategy)

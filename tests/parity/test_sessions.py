@@ -10,6 +10,7 @@ import tensorflow.compat.v1 as tf
 from tests.parity.oracle import Oracle, compare_with_noise, every_topology, replica_differences, topology_name
 from tests.parity.pool import Answer
 from tests.parity.scripts import sessions
+from tests.tensorflows import WITH_ESTIMATOR
 
 some_topologies = pytest.mark.parametrize("topology", [(1, 2), (2, 2)], ids=topology_name)
 
@@ -49,6 +50,7 @@ def test_stop_at_step(oracle: Oracle, topology: Tuple[int, int]) -> None:
 
 @every_topology
 @pytest.mark.parametrize("default_strategy", [False, True])
+@WITH_ESTIMATOR
 def test_estimator(oracle: Oracle, topology: Tuple[int, int], default_strategy: bool) -> None:
     reference = oracle.plain(sessions.estimator, default_strategy=default_strategy)
     answers = oracle.check(topology, sessions.estimator, default_strategy=default_strategy)
@@ -58,6 +60,7 @@ def test_estimator(oracle: Oracle, topology: Tuple[int, int], default_strategy: 
 
 @some_topologies
 @pytest.mark.parametrize("default_strategy", [False, True])
+@WITH_ESTIMATOR
 def test_estimator_continues_from_its_checkpoint(
     oracle: Oracle, topology: Tuple[int, int], default_strategy: bool
 ) -> None:

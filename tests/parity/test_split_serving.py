@@ -7,6 +7,7 @@ import pytest
 
 from tests.parity.oracle import Oracle, topology_name
 from tests.parity.scripts import split_serving
+from tests.tensorflows import WITH_ESTIMATOR
 
 two_devices = pytest.mark.parametrize(
     "topology", [(1, 2), pytest.param((2, 1), marks=pytest.mark.long)], ids=topology_name
@@ -14,6 +15,7 @@ two_devices = pytest.mark.parametrize(
 
 
 @two_devices
+@WITH_ESTIMATOR
 def test_an_estimator_evaluates_predicts_and_exports(oracle: Oracle, topology: Tuple[int, int]) -> None:
     expected = oracle.plain(split_serving.estimator).results
     seen = oracle.plan(topology, split_serving.estimator)[0].results

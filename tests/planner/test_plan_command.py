@@ -12,6 +12,7 @@ from epl.env import Env
 from epl.parallel.plan import strategy as strategies
 from epl.planner import main as command
 from tests.parallel.in_process import init  # noqa: F401
+from tests.tensorflows import WITH_ESTIMATOR
 
 HEAD = """
 import sys
@@ -227,6 +228,7 @@ def test_options_that_the_script_overrides_are_refused(plan):
     assert code == 2 and "--devices: cluster.num_virtual_devices=4 has no effect" in error
 
 
+@WITH_ESTIMATOR
 def test_an_estimator_writes_no_checkpoint(plan, tmp_path):
     code, out, error = plan(
         ["--devices", "2"],

@@ -12,6 +12,7 @@ from epl.profiler.trace_hook import TraceHook, trace_step
 from tests.parallel.in_process import Linear, error_text
 from tests.parallel.pipelines import Chain, begin
 from tests.profiler.models import estimator
+from tests.tensorflows import WITH_ESTIMATOR
 
 
 def traced(train_op, feed, folder):
@@ -128,6 +129,7 @@ def test_the_values_of_a_traced_step_come_back(init, tmp_path):
         assert trace_step(sess, [train_op, model.loss], model.feed(), str(tmp_path))[1] == pytest.approx(loss)
 
 
+@WITH_ESTIMATOR
 def test_an_estimator_takes_the_hook(init, tmp_path):
     init(2)
     model, input_fn = estimator(tmp_path / "model")

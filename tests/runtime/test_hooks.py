@@ -8,6 +8,7 @@ from epl.ir.graph import Graph
 from epl.runtime import hooks
 from epl.utils import tf_compat
 from tests.parallel.in_process import Linear, error_text, rewritten
+from tests.tensorflows import WITH_ESTIMATOR
 
 OWNERS = (
     tf.Graph, tf_compat.gradients_util_module, tf_compat.ControlFlowState, tf.train.Optimizer, tf_compat.BaseSession,
@@ -135,6 +136,7 @@ def test_a_session_with_a_target_is_refused(init):
     assert "has the target 'grpc://" in error_text(tf.Session, "grpc://localhost:1")
 
 
+@WITH_ESTIMATOR
 def test_an_estimator_has_no_distribution_strategy(init, caplog):
     init()
     config = tf.estimator.RunConfig(train_distribute=object(), device_fn=lambda op: "/device:GPU:0", tf_random_seed=3)

@@ -7,6 +7,7 @@ import tensorflow.compat.v1 as tf
 import epl
 from epl.env import Env
 from tests.parallel.in_process import Linear
+from tests.tensorflows import WITH_ESTIMATOR
 
 SUM, MEAN = tf.losses.Reduction.SUM, tf.losses.Reduction.SUM_OVER_BATCH_SIZE
 
@@ -34,6 +35,7 @@ def test_devices_that_divide_a_batch_divide_its_gradient(init, monkeypatch, capl
     assert any("2 times smaller" in record.getMessage() for record in caplog.records)
 
 
+@WITH_ESTIMATOR
 def test_a_canned_estimator_sums(init, monkeypatch, caplog, tmp_path):
     init()
     monkeypatch.setattr(Env.get(), "_said", set())

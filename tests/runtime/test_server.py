@@ -9,6 +9,7 @@ import pytest
 
 from tests.parity.launching import Finished, launch, left_behind
 from tests.runtime.spanning import JOBS, LIMIT, Nursery, codes, outputs
+from tests.tensorflows import WITH_ESTIMATOR
 
 SCRIPT = "spanning.py"
 pytestmark = pytest.mark.timeout(150)
@@ -110,6 +111,7 @@ def test_the_launcher_names_the_worker_that_failed_first(tmp_path: Any) -> None:
 
 
 @pytest.mark.long
+@WITH_ESTIMATOR
 def test_monitored_session_and_estimator_run_on_the_servers(nursery: Nursery, tmp_path: Any) -> None:
     workers = run_workers(nursery, "grpc target", tmp_path)
     assert codes(workers) == [0, 0, 0, 0], outputs(workers)

@@ -263,7 +263,8 @@ def _batch_norm(node: tf.NodeDef, inputs: Types, outputs: Types) -> float:
 _ROWS: Tuple[Tuple[str, Flops, Traffic, str], ...] = (
     (Kind.FREE, _none, _no_bytes, """
         Const Variable VariableV2 AutoReloadVariable VarHandleOp ReadVariableOp VariableShape IsVariableInitialized
-        VarIsInitializedOp Identity IdentityN RefIdentity Reshape Squeeze ExpandDims Shape ShapeN Size Rank StopGradient
+        VarIsInitializedOp DisableCopyOnRead
+        Identity IdentityN RefIdentity Reshape Squeeze ExpandDims Shape ShapeN Size Rank StopGradient
         PreventGradient NoOp ControlTrigger Assert CheckNumerics BroadcastGradientArgs
         Placeholder PlaceholderV2 PlaceholderWithDefault IteratorV2 Iterator OneShotIterator IteratorGetNext
         IteratorGetNextSync Stage Unstage FIFOQueueV2 RandomShuffleQueueV2 PaddingFIFOQueueV2 QueueDequeueV2

@@ -40,9 +40,7 @@ from epl.utils.errors import PlanError
 _HAND_ON = op_types.SWITCHES | op_types.MERGES | op_types.ENTERS | op_types.EXITS | op_types.NEXT_ITERATIONS
 _PASSES = op_types.READS | _HAND_ON
 # Other modules handle these ops on a variable or its value.
-_STAY = (op_types.OF_SCRIPT - op_types.PYTHON) | frozenset(
-    ["IsVariableInitialized", "TensorListPushBack", "VarIsInitializedOp", "VariableShape"]
-)
+_STAY = (op_types.OF_SCRIPT - op_types.PYTHON) | op_types.STATE_QUERIES | {"TensorListPushBack"}
 _SHAPES = frozenset(["Shape", "ShapeN", "Size"])
 _OTHER_SHAPE_WHOLE = frozenset(["Reshape", "TensorScatterAdd", "TensorScatterSub", "TensorScatterUpdate"])
 _REDUCTIONS = frozenset(["All", "Any", "EuclideanNorm", "L2Loss", "Max", "Mean", "Min", "Prod", "Sum"])

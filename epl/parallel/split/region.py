@@ -51,10 +51,10 @@ _SHAPE_ARITHMETIC = frozenset(
 _SOURCES = op_types.PLACEHOLDERS - {"PlaceholderWithDefault"} | op_types.DATA_SOURCES | op_types.PYTHON
 _LOOKUPS = frozenset(["ResourceGather", "ResourceGatherNd"])  # of rows of a variable
 # They take a variable, and compute nothing with its value.
-_NO_COMPUTATION = op_types.WRITES | {"SaveV2", "IsVariableInitialized", "VarIsInitializedOp", "VariableShape"}
+_NO_COMPUTATION = op_types.WRITES | op_types.STATE_QUERIES | {"SaveV2"}
 _STAYS = (
     op_types.VARIABLES | op_types.WRITES | op_types.SHARED_STATE | op_types.ENQUEUES | op_types.OF_SCRIPT | _SOURCES
-    | {"IsVariableInitialized", "VarIsInitializedOp", "VariableShape", "Const"}
+    | op_types.STATE_QUERIES | {"Const"}
 )  # fmt: skip
 
 

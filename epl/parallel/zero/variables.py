@@ -40,10 +40,9 @@ from epl.utils import tf_compat
 from epl.utils.errors import PlanError
 
 _LOOKUPS = frozenset(["ResourceGather", "ResourceGatherNd"])
-_PLAIN_USES = op_types.READS | frozenset(
-    ["Assign", "AssignAdd", "AssignAddVariableOp", "AssignSub", "AssignSubVariableOp", "AssignVariableOp"]
-    + ["IsVariableInitialized", "SaveV2", "VarIsInitializedOp", "VariableShape"]
-)
+_PLAIN_USES = op_types.READS | op_types.STATE_QUERIES | frozenset(
+    ["Assign", "AssignAdd", "AssignAddVariableOp", "AssignSub", "AssignSubVariableOp", "AssignVariableOp", "SaveV2"]
+)  # fmt: skip
 
 
 class Use(NamedTuple):

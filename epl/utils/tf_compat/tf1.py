@@ -14,8 +14,9 @@ from tensorflow_estimator.python.estimator import training as estimator_training
 __all__ = [
     "EVALUATION_LISTENERS", "KERAS_OPTIMIZERS", "RUN_CONFIGS", "TRAINING_EXECUTORS", "TRAIN_MODULES",
     "VARIABLE_CLASSES", "c_api", "c_operation", "executes_eagerly", "feeds_by_reference", "feeds_by_tensor",
-    "frames_of", "import_nodes", "last_op_id", "name_latest_checkpoint", "num_functions", "op_def", "set_devices",
-    "turn_off_v2_behavior", "untouched_names", "v2_behavior", "without_devices",
+    "frames_of", "has_keras_of_graphs", "import_nodes", "last_op_id", "name_latest_checkpoint",
+    "new_keras_optimizers", "num_functions", "op_def", "set_devices", "turn_off_v2_behavior", "untouched_names",
+    "v2_behavior", "without_devices",
 ]  # fmt: skip
 
 # In graph mode; a variable that wraps another one is not among them.
@@ -26,7 +27,6 @@ KERAS_OPTIMIZERS: Tuple[type, ...] = (optimizer_v2.OptimizerV2,)
 TRAIN_MODULES: Tuple[Any, ...] = (
     tf.train,
     tf_api.train,
-    tf_api.compat.v1.train,
     monitored_session,
     training,  # where an Estimator finds it
 )
@@ -161,6 +161,16 @@ def feeds_by_tensor(feeds: Any) -> Any:
 def feeds_by_reference(do_run: Callable[..., Any]) -> Callable[..., Any]:
     """`BaseSession._do_run`, which takes feeds by tensor."""
     return do_run
+
+
+def has_keras_of_graphs() -> bool:
+    """Whether `tf.keras` and `tf.layers` build graphs."""
+    return True
+
+
+def new_keras_optimizers() -> List[Tuple[type, str]]:
+    """The Keras optimizers that are imported and whose updates EPL does not know: (class, its method that applies)."""
+    return []
 
 
 def turn_off_v2_behavior() -> None:

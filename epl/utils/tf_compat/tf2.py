@@ -2,6 +2,8 @@
 
 import functools
 import importlib
+import importlib.util
+import os
 import sys
 from typing import Any, Callable, FrozenSet, Iterable, Iterator, List, Optional, Sequence, Set, Tuple
 
@@ -23,8 +25,9 @@ from epl.utils.errors import GraphModeError
 __all__ = [
     "EVALUATION_LISTENERS", "KERAS_OPTIMIZERS", "RUN_CONFIGS", "TRAINING_EXECUTORS", "TRAIN_MODULES",
     "VARIABLE_CLASSES", "c_api", "c_operation", "executes_eagerly", "feeds_by_reference", "feeds_by_tensor",
-    "frames_of", "import_nodes", "last_op_id", "name_latest_checkpoint", "num_functions", "op_def", "set_devices",
-    "turn_off_v2_behavior", "untouched_names", "v2_behavior", "without_devices",
+    "frames_of", "has_keras_of_graphs", "import_nodes", "last_op_id", "name_latest_checkpoint",
+    "new_keras_optimizers", "num_functions", "op_def", "set_devices", "turn_off_v2_behavior", "untouched_names",
+    "v2_behavior", "without_devices",
 ]  # fmt: skip
 
 
@@ -47,17 +50,29 @@ def _class_in(module: str, name: str) -> Tuple[type, ...]:
 
 # In graph mode; a variable that wraps another one is not among them.
 VARIABLE_CLASSES: Tuple[type, ...] = (ref_variable.RefVariable, resource_variable_ops.ResourceVariable)
-# The base classes of the Keras optimizers whose gradients are recorded: those of the Keras 2 that `tf.keras` is, and
-# those of the copy inside TensorFlow.
-KERAS_OPTIMIZERS: Tuple[type, ...] = tuple(
-    one
-    for package in ("tf_keras.src", "keras.src", "tensorflow.python.keras")
-    if package.split(".")[0] in sys.modules
-    for one in _class_in(
-        f"{package}.optimizer_v2.optimizer_v2" if "python" in package else f"{package}.optimizers.legacy.optimizer_v2",
-        "OptimizerV2",
-    )
+# Keras 3 builds no graphs. Where `tf.keras` would be it, this setting makes it tf_keras, which is Keras 2. TensorFlow
+# reads it at its import, and once more when `tf.keras` or `tf.layers` is first used.
+_SETTING = "TF_USE_LEGACY_KERAS"
+
+
+def _keras_of_graphs() -> Optional[str]:
+    """The package of the Keras 2 that `tf.keras` is; None: there is none."""
+    keras = sys.modules.get("keras")
+    if keras is not None and keras.__version__.startswith("2."):
+        return "keras"
+    is_keras_3 = vars(tf.keras).get("_tfll_keras_version") == "keras_3"
+    if is_keras_3 or importlib.util.find_spec("tf_keras") is None:
+        return None
+    return "tf_keras" if os.environ.setdefault(_SETTING, "1") in ("1", "true", "True") else None
+
+
+_KERAS = _keras_of_graphs()
+# The base classes of the Keras optimizers whose gradients are recorded: of `tf.keras`, and of the copy in TensorFlow.
+KERAS_OPTIMIZERS: Tuple[type, ...] = (
+    *(_class_in(f"{_KERAS}.src.optimizers.legacy.optimizer_v2", "OptimizerV2") if _KERAS else ()),
+    *_class_in("tensorflow.python.keras.optimizer_v2.optimizer_v2", "OptimizerV2"),
 )
+_KERAS_3_OPTIMIZERS = "keras.src.optimizers.base_optimizer"
 # The modules under which users find tf.train.MonitoredTrainingSession.
 TRAIN_MODULES: Tuple[Any, ...] = tuple(
     _with_monitored_sessions((tf.train, tf_api.train, tf_api.compat.v1.train, monitored_session, training))
@@ -194,6 +209,21 @@ def feeds_by_reference(do_run: Callable[..., Any]) -> Callable[..., Any]:
         return do_run(session, handle, targets, fetches, {key.ref(): value for key, value in feeds.items()}, *args)
 
     return run
+
+
+def has_keras_of_graphs() -> bool:
+    """Whether `tf.keras` and `tf.layers` build graphs."""
+    return _KERAS is not None
+
+
+def new_keras_optimizers() -> List[Tuple[type, str]]:
+    """The Keras optimizers that are imported and whose updates EPL does not know: (class, its method that applies)."""
+    if _KERAS_3_OPTIMIZERS in sys.modules:
+        found = [(_KERAS_3_OPTIMIZERS, "BaseOptimizer", "apply")]
+    else:
+        found = [("keras.src.optimizers.optimizer", "Optimizer", "apply_gradients")]
+    found.append(("tf_keras.src.optimizers.optimizer", "Optimizer", "apply_gradients"))
+    return [(getattr(sys.modules[module], name), applies) for module, name, applies in found if module in sys.modules]
 
 
 def turn_off_v2_behavior() -> None:

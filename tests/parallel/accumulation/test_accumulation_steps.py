@@ -9,6 +9,7 @@ import tensorflow.compat.v1 as tf
 import epl
 from epl.utils.errors import PlanError
 from tests.parallel.in_process import Linear, error_text, replicas_equal
+from tests.tensorflows import WITH_ESTIMATOR
 
 both = pytest.mark.parametrize("devices", [1, 2])
 STEPS = 3
@@ -342,6 +343,7 @@ def test_a_monitored_session_stops_at_the_global_step(init, devices, tmp_path):
     assert tf.train.latest_checkpoint(str(tmp_path)).endswith("-4")
 
 
+@WITH_ESTIMATOR
 def test_an_estimator_trains_as_many_global_steps_as_asked(init, tmp_path):
     init(1, pipeline__num_micro_batch=STEPS)
     runs = []

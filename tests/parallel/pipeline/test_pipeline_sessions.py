@@ -10,6 +10,7 @@ import tensorflow.compat.v1 as tf
 import epl
 from tests.parallel.in_process import plain_graph
 from tests.parallel.pipelines import Chain, begin, dense, no_stage, rows, stage
+from tests.tensorflows import WITH_ESTIMATOR
 
 
 def adam_chain(stage):
@@ -137,6 +138,7 @@ def test_a_monitored_session_with_hooks_and_a_restart(init, tmp_path):
             assert sess.run(tf.train.get_global_step()) == 10
 
 
+@WITH_ESTIMATOR
 def test_an_estimator_trains_evaluates_and_predicts(init, tmp_path):
     begin(init, 4, 2)
 

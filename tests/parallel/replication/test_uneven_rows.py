@@ -15,6 +15,7 @@ from epl.parallel.strategy import record
 from epl.planner.search.speed_balance import with_balance
 from epl.utils.errors import PlanError
 from tests.parallel.in_process import Linear
+from tests.tensorflows import WITH_ESTIMATOR
 
 ROWS = np.arange(180, dtype=np.float32).reshape(60, 3)
 
@@ -109,6 +110,7 @@ def test_both_datasets_of_a_reinitializable_iterator(init):
             assert len(session.run(x)) == rows
 
 
+@WITH_ESTIMATOR
 def test_an_input_fn_of_an_estimator(init, tmp_path):
     init(3, auto__balance="5:3:1")
     seen = []

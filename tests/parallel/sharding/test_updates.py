@@ -283,3 +283,10 @@ def test_an_op_without_a_rule_that_keeps_the_shape_of_a_part_is_refused(graph):
     resharder = Resharder(Communicator(f"updates{next(_NUMBERS)}", [0, 0]), 0, "test")
     with pytest.raises(PlanError, match=r"EPL has no rule for ops of its type on what is cut so \(shard\(1: 4\+4\)\)"):
         complete_updates(updates, resharder)
+
+
+@pytest.mark.tensorflow("2", reason="Savers of TensorFlow 1.15 add no such op")
+def test_what_says_how_a_variable_is_kept_takes_none_of_it(graph):
+    variable = tf.get_variable("v", [5, 4], use_resource=True)
+    updates = traced(lambda part: tf.raw_ops.DisableCopyOnRead(resource=variable.handle), {"v": EVEN[0]})
+    assert updates.variables == {"v": EVEN[0]}
