@@ -9,6 +9,7 @@ import tensorflow.compat.v1 as tf
 import epl
 from tests.parallel.in_process import plain_graph
 from tests.parallel.pipelines import dense, rows
+from tests.tensorflows import reading_when_asked
 
 BATCH = 8
 BATCHES = 4
@@ -33,7 +34,7 @@ class Read:
         self.drawn = []
         shapes = ([BATCH if rows_known else None, 3], [BATCH if rows_known else None, 1])
         dataset = tf.data.Dataset.from_generator(self.batches, (tf.float32, tf.float32), shapes)
-        self.iterator = dataset.make_initializable_iterator()
+        self.iterator = reading_when_asked(dataset).make_initializable_iterator()
         step = tf.train.get_or_create_global_step()
         with stage():
             self.x, self.y = self.iterator.get_next()

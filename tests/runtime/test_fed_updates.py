@@ -9,6 +9,7 @@ import epl
 from epl.ir.graph import Graph
 from epl.utils.errors import FeedError
 from tests.parallel.in_process import Linear, replicas_equal
+from tests.tensorflows import ONLY_1
 
 
 class Bank:
@@ -118,6 +119,7 @@ def test_one_update_by_a_batch_is_of_the_whole_batch(init):
         assert replicas_equal(sess, "centre")
 
 
+@ONLY_1
 def test_an_optimizer_of_scipy_trains(init):
     init()
     model = Linear()

@@ -8,8 +8,10 @@ import epl
 from epl.ir.graph import Graph
 from epl.parallel.sharding.sharded_variables import ShardedVariables
 from epl.utils.errors import PlanError
+from tests.tensorflows import RESOURCE_HAS_INITIALIZED_VALUE
 
 KINDS = pytest.mark.parametrize("resource", [False, True])
+READABLE_KINDS = pytest.mark.parametrize("resource", [False, pytest.param(True, marks=RESOURCE_HAS_INITIALIZED_VALUE)])
 SHAPE = (8, 1000)
 CUTS = pytest.mark.parametrize("cut", ["split", "v0", "v1", "v2"])
 
@@ -31,7 +33,7 @@ def train(output, **arguments):
 
 
 @CUTS
-@KINDS
+@READABLE_KINDS
 @pytest.mark.parametrize("after", [False, True])
 def test_it_is_the_value_that_the_variable_has_by_then(init, cut, resource, after):
     weight, output = weight_in_parts(init, cut, resource)
@@ -65,7 +67,7 @@ def test_it_is_the_value_that_the_variable_has_by_then(init, cut, resource, afte
         np.testing.assert_array_equal(sess.run(other), 2 * value)
 
 
-@KINDS
+@READABLE_KINDS
 @pytest.mark.parametrize("level", ["v1", "v2"])
 def test_a_variable_in_parts_begins_with_another(init, level, resource):
     weight, output = weight_in_parts(init, level, resource)
@@ -107,7 +109,7 @@ def test_in_the_stages_of_a_pipeline(init):
         assert not np.array_equal(sess.run(shadows), begin)
 
 
-@KINDS
+@READABLE_KINDS
 def test_one_that_is_built_behind_the_first_run_is_refused(init, resource):
     weight, output = weight_in_parts(init, "v1", resource)
     train_op = train(output)
@@ -138,6 +140,7 @@ def test_whether_there_is_a_value_is_fetched_with_what_depends_on_it(init, resou
         sess.run(train_op)
 
 
+@RESOURCE_HAS_INITIALIZED_VALUE
 def test_outputs_beside_it_are_merged_as_without_it(init):
     weight, _ = weight_in_parts(init, "v1", True)
     output = tf.matmul(tf.random_uniform([4, SHAPE[0]]), weight)

@@ -121,7 +121,7 @@ def test_a_save_after_training_writes_the_users_graph(init, tmp_path):
     assert not any(node.name.startswith("EPL") for node in meta.graph_def.node)
 
 
-@ONLY_2
+@pytest.mark.tensorflow("2.21", reason="older ones have no use_pybind11_proto")
 @pytest.mark.parametrize("trained", [False, True])
 def test_exported_graphs_may_be_asked_for_in_either_way(init, trained):
     init(2)

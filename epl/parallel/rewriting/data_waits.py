@@ -3,9 +3,9 @@
     get_next --> x --> identity --> gate        a run that feeds x does not run get_next
 
 If a run feeds all outputs of a source that it uses, TensorFlow does not run the source, unless an op waits for the
-source by a control edge. In other runs the dependency optimizer turns the identities into such edges, so they cost
-nothing. Where a source is fed the optimizer does not run: TensorFlow 1.15 does not know the type of such a feed, and
-leaves the graph as it is.
+source by a control edge. In other runs the dependency optimizer of TensorFlow 1.15 turns the identities into such
+edges, so they cost nothing. Where a source is fed it does not run: it does not know the type of such a feed, and
+leaves the graph as it is. That of TensorFlow 2 runs there, too, so it is told to keep the identities.
 """
 
 from typing import AbstractSet, Iterable, List
@@ -59,5 +59,6 @@ def outputs_shown(rewrite: RewriteContext, op: tf.Operation, positions: Iterable
             with rewrite.building("data"), tf.device(rewrite.host):
                 shown = tf.identity(tensor).op
             tf_compat.set_attr(shown, HOST_ATTR, tf.AttrValue(b=True))
+            tf_compat.keep_when_optimized(shown)
             rewrite.data_shown[tensor.name] = shown
     return [rewrite.data_shown[tensor.name] for tensor in tensors] or [op]

@@ -14,9 +14,9 @@ from tensorflow_estimator.python.estimator import training as estimator_training
 __all__ = [
     "EVALUATION_LISTENERS", "KERAS_OPTIMIZERS", "RUN_CONFIGS", "TRAINING_EXECUTORS", "TRAIN_MODULES",
     "VARIABLE_CLASSES", "c_api", "c_operation", "executes_eagerly", "feeds_by_reference", "feeds_by_tensor",
-    "frames_of", "has_keras_of_graphs", "import_nodes", "last_op_id", "name_latest_checkpoint",
-    "new_keras_optimizers", "num_functions", "op_def", "set_devices", "turn_off_v2_behavior", "untouched_names",
-    "v2_behavior", "without_devices",
+    "frames_of", "has_keras_of_graphs", "import_nodes", "keep_when_optimized", "last_op_id",
+    "name_latest_checkpoint", "new_keras_optimizers", "num_functions", "op_def", "set_devices",
+    "turn_off_v2_behavior", "untouched_names", "v2_behavior", "without_devices",
 ]  # fmt: skip
 
 # In graph mode; a variable that wraps another one is not among them.
@@ -146,6 +146,10 @@ def op_def(graph: tf.Graph, op_type: str) -> Any:
 def frames_of(op: tf.Operation) -> Sequence[Any]:
     """The calls that created an op, the innermost last, each with `filename` and `lineno`."""
     return op._traceback or []
+
+
+def keep_when_optimized(op: tf.Operation) -> None:
+    """Nothing is to be done: where a tensor is fed whose source an op waits for, the graph is not optimized."""
 
 
 def without_devices(context: Any) -> None:

@@ -25,9 +25,9 @@ from epl.utils.errors import GraphModeError
 __all__ = [
     "EVALUATION_LISTENERS", "KERAS_OPTIMIZERS", "RUN_CONFIGS", "TRAINING_EXECUTORS", "TRAIN_MODULES",
     "VARIABLE_CLASSES", "c_api", "c_operation", "executes_eagerly", "feeds_by_reference", "feeds_by_tensor",
-    "frames_of", "has_keras_of_graphs", "import_nodes", "last_op_id", "name_latest_checkpoint",
-    "new_keras_optimizers", "num_functions", "op_def", "set_devices", "turn_off_v2_behavior", "untouched_names",
-    "v2_behavior", "without_devices",
+    "frames_of", "has_keras_of_graphs", "import_nodes", "keep_when_optimized", "last_op_id",
+    "name_latest_checkpoint", "new_keras_optimizers", "num_functions", "op_def", "set_devices",
+    "turn_off_v2_behavior", "untouched_names", "v2_behavior", "without_devices",
 ]  # fmt: skip
 
 
@@ -188,6 +188,11 @@ def op_def(graph: tf.Graph, op_type: str) -> Any:
 def frames_of(op: tf.Operation) -> Sequence[Any]:
     """The calls that created an op, the innermost last, each with `filename` and `lineno`."""
     return list(op.traceback or [])
+
+
+def keep_when_optimized(op: tf.Operation) -> None:
+    """Keeps an identity from becoming a control edge from its source, which would run although its output is fed."""
+    op._set_attr("_grappler_do_not_remove", tf.AttrValue(b=True))
 
 
 def without_devices(context: Any) -> None:

@@ -31,6 +31,7 @@ def main(level, folder):
         epl.set_default_strategy(epl.replicate(1))
         worker = Env.get().cluster.worker_index
         fed = ROWS[worker]
+    tf.disable_v2_behavior()  # of the plain script, too
     rows, train_op = build()
     saver = tf.train.Saver(max_to_keep=STEPS)
     with tf.Session() as sess:
