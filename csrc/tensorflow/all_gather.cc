@@ -36,7 +36,7 @@ REGISTER_OP("EplAllGather")
       TF_RETURN_IF_ERROR(WithRows(context, 0, rows, &output));
       context->set_output(0, output);
       context->set_output(1, context->Vector(world));
-      return tensorflow::Status::OK();
+      return compat::Ok();
     })
     .Doc(R"doc(
 Concatenates the tensors of all ranks along their first dimension, in rank order.
@@ -58,7 +58,7 @@ class AllGatherOp : public CollectiveOp {
   }
 
  protected:
-  tensorflow::Status Prepare(tensorflow::OpKernelContext* context, int world, CollectiveCall* call) override {
+  compat::Status Prepare(tensorflow::OpKernelContext* context, int world, CollectiveCall* call) override {
     call->kind = EPL_ALL_GATHER;
     TF_RETURN_IF_ERROR(ReadRows(context, 0, Where(), /*scalar_is_row=*/true, call));
     call->allocate = [this, context](const int64_t* rows, int num_rows, void** output) {
@@ -66,18 +66,18 @@ class AllGatherOp : public CollectiveOp {
       TF_RETURN_IF_ERROR(WriteRows(context, 1, rows, num_rows));
       return AllocateRows(context, 0, std::accumulate(rows, rows + num_rows, int64_t{0}), output);
     };
-    return tensorflow::Status::OK();
+    return compat::Ok();
   }
 
  private:
-  tensorflow::Status CheckEqualRows(const int64_t* rows, int num_rows) const {
+  compat::Status CheckEqualRows(const int64_t* rows, int num_rows) const {
     for (int r = 1; equal_rows_ && r < num_rows; ++r) {
       if (rows[r] != rows[0]) {
-        return tensorflow::errors::InvalidArgument(Where(), ": rank 0 gives ", rows[0], " rows and rank ", r, " gives ",
-                                                   rows[r], ", but the op was built with equal_rows=True.");
+        return compat::InvalidArgument(Where(), ": rank 0 gives ", rows[0], " rows and rank ", r, " gives ", rows[r],
+                                       ", but the op was built with equal_rows=True.");
       }
     }
-    return tensorflow::Status::OK();
+    return compat::Ok();
   }
 
   bool equal_rows_;

@@ -36,7 +36,7 @@ class AllReduceOp : public CollectiveOp {
   }
 
  protected:
-  tensorflow::Status Prepare(tensorflow::OpKernelContext* context, int world, CollectiveCall* call) override {
+  compat::Status Prepare(tensorflow::OpKernelContext* context, int world, CollectiveCall* call) override {
     call->kind = EPL_ALL_REDUCE;
     call->reduce_op = reduce_op_;
     TF_RETURN_IF_ERROR(ReadWeight(context, context->input_dtype(1), call));

@@ -24,11 +24,11 @@ REGISTER_OP("EplAllToAll")
       TF_RETURN_IF_ERROR(context->WithRankAtLeast(context->input(0), 1, &input));
       if (context->RankKnown(input) && context->ValueKnown(context->Dim(input, 0)) &&
           context->Value(context->Dim(input, 0)) % world != 0) {
-        return tensorflow::errors::InvalidArgument("the first dimension, ", context->Value(context->Dim(input, 0)),
-                                                   ", cannot be cut in ", world, " equal parts; use EplAllToAllV");
+        return compat::InvalidArgument("the first dimension, ", context->Value(context->Dim(input, 0)),
+                                       ", cannot be cut in ", world, " equal parts; use EplAllToAllV");
       }
       context->set_output(0, input);
-      return tensorflow::Status::OK();
+      return compat::Ok();
     })
     .Doc(R"doc(
 Cuts the rows in as many equal parts as there are ranks, and sends part r to rank r.
@@ -58,7 +58,7 @@ REGISTER_OP("EplAllToAllV")
       TF_RETURN_IF_ERROR(WithRows(context, 0, context->UnknownDim(), &output));
       context->set_output(0, output);
       context->set_output(1, splits);
-      return tensorflow::Status::OK();
+      return compat::Ok();
     })
     .Doc(R"doc(
 Sends the first row_splits[0] rows to rank 0, the next row_splits[1] rows to rank 1, and so on.
@@ -78,26 +78,25 @@ class AllToAllOp : public CollectiveOp {
   using CollectiveOp::CollectiveOp;
 
  protected:
-  tensorflow::Status Prepare(tensorflow::OpKernelContext* context, int world, CollectiveCall* call) override {
+  compat::Status Prepare(tensorflow::OpKernelContext* context, int world, CollectiveCall* call) override {
     call->kind = EPL_ALL_TO_ALL;
     TF_RETURN_IF_ERROR(ReadRows(context, 0, Where(), /*scalar_is_row=*/false, call));
     const int64_t rows = context->input(0).dim_size(0);
     if (rows % world != 0) {
-      return tensorflow::errors::InvalidArgument(Where(), ": the first dimension, ", rows, ", cannot be cut in ", world,
-                                                 " equal parts; give row_splits.");
+      return compat::InvalidArgument(Where(), ": the first dimension, ", rows, ", cannot be cut in ", world,
+                                     " equal parts; give row_splits.");
     }
     call->row_splits.assign(world, rows / world);
     call->allocate = [this, context, rows, world](const int64_t* received, int num_rows, void** output) {
       for (int r = 0; r < num_rows; ++r) {
         if (received[r] != rows / world) {
-          return tensorflow::Status(tensorflow::errors::InvalidArgument(
-              Where(), ": this rank has ", rows, " rows, but rank ", r, " has ", received[r] * world,
-              "; they must be equal, or be given with row_splits."));
+          return compat::InvalidArgument(Where(), ": this rank has ", rows, " rows, but rank ", r, " has ",
+                                         received[r] * world, "; they must be equal, or be given with row_splits.");
         }
       }
       return AllocateRows(context, 0, rows, output);
     };
-    return tensorflow::Status::OK();
+    return compat::Ok();
   }
 };
 
@@ -106,7 +105,7 @@ class AllToAllVOp : public CollectiveOp {
   using CollectiveOp::CollectiveOp;
 
  protected:
-  tensorflow::Status Prepare(tensorflow::OpKernelContext* context, int world, CollectiveCall* call) override {
+  compat::Status Prepare(tensorflow::OpKernelContext* context, int world, CollectiveCall* call) override {
     call->kind = EPL_ALL_TO_ALL;
     TF_RETURN_IF_ERROR(ReadRows(context, 0, Where(), /*scalar_is_row=*/false, call));
     TF_RETURN_IF_ERROR(ReadSplits(context, world, &call->row_splits));
@@ -114,31 +113,30 @@ class AllToAllVOp : public CollectiveOp {
       TF_RETURN_IF_ERROR(WriteRows(context, 1, rows, num_rows));
       return AllocateRows(context, 0, std::accumulate(rows, rows + num_rows, int64_t{0}), output);
     };
-    return tensorflow::Status::OK();
+    return compat::Ok();
   }
 
  private:
-  tensorflow::Status ReadSplits(tensorflow::OpKernelContext* context, int world, std::vector<int64_t>* splits) const {
+  compat::Status ReadSplits(tensorflow::OpKernelContext* context, int world, std::vector<int64_t>* splits) const {
     const tensorflow::Tensor& tensor = context->input(1);
     if (tensor.dims() != 1 || tensor.dim_size(0) != world) {
-      return tensorflow::errors::InvalidArgument(Where(), ": row_splits has the shape ", tensor.shape().DebugString(),
-                                                 ", but needs one number for each of the ", world, " ranks.");
+      return compat::InvalidArgument(Where(), ": row_splits has the shape ", tensor.shape().DebugString(),
+                                     ", but needs one number for each of the ", world, " ranks.");
     }
-    auto values = tensor.vec<tensorflow::int64>();
+    auto values = tensor.vec<compat::Int64>();
     int64_t sum = 0;
     for (int r = 0; r < world; ++r) {
       if (values(r) < 0) {
-        return tensorflow::errors::InvalidArgument(Where(), ": row_splits[", r, "] is ", values(r), ".");
+        return compat::InvalidArgument(Where(), ": row_splits[", r, "] is ", values(r), ".");
       }
       splits->push_back(values(r));
       sum += values(r);
     }
     const int64_t rows = context->input(0).dim_size(0);
     if (sum != rows) {
-      return tensorflow::errors::InvalidArgument(Where(), ": row_splits add up to ", sum, ", but the tensor has ", rows,
-                                                 " rows.");
+      return compat::InvalidArgument(Where(), ": row_splits add up to ", sum, ", but the tensor has ", rows, " rows.");
     }
-    return tensorflow::Status::OK();
+    return compat::Ok();
   }
 };
 

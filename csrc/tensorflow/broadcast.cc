@@ -32,10 +32,9 @@ class BroadcastOp : public CollectiveOp {
   }
 
  protected:
-  tensorflow::Status Prepare(tensorflow::OpKernelContext* context, int world, CollectiveCall* call) override {
+  compat::Status Prepare(tensorflow::OpKernelContext* context, int world, CollectiveCall* call) override {
     if (root_ >= world) {
-      return tensorflow::errors::InvalidArgument(Where(), ": root is ", root_, ", but there are only ", world,
-                                                 " ranks.");
+      return compat::InvalidArgument(Where(), ": root is ", root_, ", but there are only ", world, " ranks.");
     }
     call->kind = EPL_BROADCAST;
     call->root = root_;

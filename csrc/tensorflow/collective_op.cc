@@ -6,8 +6,6 @@
 #include <utility>
 
 #include "tensorflow/core/framework/cancellation.h"
-#include "tensorflow/core/lib/core/errors.h"
-#include "tensorflow/core/platform/stream_executor.h"
 
 namespace epl {
 
@@ -21,40 +19,42 @@ char empty_buffer;
 // A collective is cancelled because something else in the step has failed. TensorFlow puts that first in what it
 // reports of the step, and takes its code, only if this one is marked as derived: the end of the data stays
 // OUT_OF_RANGE.
-tf::Status Cancelled(const char* message) { return tf::StatusGroup::MakeDerived(tf::errors::Cancelled(message)); }
-
-tf::Status ToStatus(int code, const char* message) {
-  if (code == EPL_OK) return tf::Status::OK();
-  if (message == nullptr) message = "";
-  if (code == tf::error::CANCELLED) return Cancelled(message);
-  return tf::Status(static_cast<tf::error::Code>(code), message);
+compat::Status Cancelled(const char* message) {
+  return tf::StatusGroup::MakeDerived(compat::Failure(tf::error::CANCELLED, message));
 }
 
-tf::Status ToEplDtype(tf::DataType dtype, epl_dtype* result) {
+compat::Status ToStatus(int code, const char* message) {
+  if (code == EPL_OK) return compat::Ok();
+  if (message == nullptr) message = "";
+  if (code == tf::error::CANCELLED) return Cancelled(message);
+  return compat::Failure(static_cast<tf::error::Code>(code), message);
+}
+
+compat::Status ToEplDtype(tf::DataType dtype, epl_dtype* result) {
   switch (dtype) {
     case tf::DT_UINT8:
       *result = EPL_UINT8;
-      return tf::Status::OK();
+      return compat::Ok();
     case tf::DT_INT8:
       *result = EPL_INT8;
-      return tf::Status::OK();
+      return compat::Ok();
     case tf::DT_INT32:
       *result = EPL_INT32;
-      return tf::Status::OK();
+      return compat::Ok();
     case tf::DT_INT64:
       *result = EPL_INT64;
-      return tf::Status::OK();
+      return compat::Ok();
     case tf::DT_HALF:
       *result = EPL_FLOAT16;
-      return tf::Status::OK();
+      return compat::Ok();
     case tf::DT_FLOAT:
       *result = EPL_FLOAT32;
-      return tf::Status::OK();
+      return compat::Ok();
     case tf::DT_DOUBLE:
       *result = EPL_FLOAT64;
-      return tf::Status::OK();
+      return compat::Ok();
     default:
-      return tf::errors::Unimplemented("no collective for dtype ", tf::DataTypeString(dtype));
+      return compat::Failure(tf::error::UNIMPLEMENTED, "no collective for dtype ", tf::DataTypeString(dtype));
   }
 }
 
@@ -74,7 +74,7 @@ class Pending : public std::enable_shared_from_this<Pending> {
 
   void Submit(int rank, const char* key, bool on_gpu) {
     epl_dtype dtype = EPL_FLOAT32;
-    tf::Status status = ToEplDtype(call_.dtype, &dtype);
+    compat::Status status = ToEplDtype(call_.dtype, &dtype);
     if (!status.ok()) return Fail(status);
     // A step that is already cancelled submits nothing: the other ranks learn it from the end of the generation.
     if (!RegisterCancellation()) return Fail(Cancelled("the step was cancelled before this collective began"));
@@ -128,12 +128,12 @@ class Pending : public std::enable_shared_from_this<Pending> {
     epl_cancel(communicator_, ticket);
   }
 
-  void Fail(const tf::Status& status) {
+  void Fail(const compat::Status& status) {
     context_->SetStatus(status);
     done_();
   }
 
-  void* GpuStream() { return *context_->op_device_context()->stream()->implementation()->GpuStreamMemberHack(); }
+  void* GpuStream() { return compat::GpuStream(context_->op_device_context()->stream()); }
 
   static void* Allocate(void* core_reference, const int64_t* rows, int num_rows) {
     Pending* self = static_cast<std::shared_ptr<Pending>*>(core_reference)->get();
@@ -152,7 +152,7 @@ class Pending : public std::enable_shared_from_this<Pending> {
     // Not DeregisterCallback: it waits for a cancellation under way, which may be the caller of this very function. Our
     // callback owns a reference and touches no context, so it may still be running.
     if (self->manager_ != nullptr) self->manager_->TryDeregisterCallback(self->token_);
-    tf::Status status = self->allocation_.ok() ? ToStatus(code, message) : self->allocation_;
+    compat::Status status = self->allocation_.ok() ? ToStatus(code, message) : self->allocation_;
     if (status.ok() && self->call_.finish) status = self->call_.finish();
     if (!status.ok()) self->context_->SetStatus(status);
     tf::AsyncOpKernel::DoneCallback done = std::move(self->done_);
@@ -166,7 +166,7 @@ class Pending : public std::enable_shared_from_this<Pending> {
   epl_communicator* const communicator_;
   CollectiveCall call_;
   epl_collective description_{};
-  tf::Status allocation_;
+  compat::Status allocation_;
   tf::CancellationManager* manager_ = nullptr;
   tf::CancellationToken token_ = tf::CancellationManager::kInvalidToken;
 
@@ -188,33 +188,34 @@ CollectiveOp::CollectiveOp(tf::OpKernelConstruction* construction) : AsyncOpKern
 }
 
 std::string CollectiveOp::Where() const {
-  return tf::strings::StrCat("collective \"", key_, "\" of communicator \"", communicator_name_, "\", rank ", rank_);
+  return compat::Text("collective \"", key_, "\" of communicator \"", communicator_name_, "\", rank ", rank_);
 }
 
-tf::Status CollectiveOp::FindCommunicator(tf::OpKernelContext* context, epl_communicator** communicator) const {
+compat::Status CollectiveOp::FindCommunicator(tf::OpKernelContext* context, epl_communicator** communicator) const {
   *communicator = epl_communicator_find(communicator_name_.c_str());
   if (*communicator == nullptr) {
-    return tf::errors::FailedPrecondition(
-        Where(), ": this process has no such communicator. Create it with epl.ops.communicator.Communicator(\"",
+    return compat::Failure(
+        tf::error::FAILED_PRECONDITION, Where(),
+        ": this process has no such communicator. Create it with epl.ops.communicator.Communicator(\"",
         communicator_name_, "\", ...) in this process before the session runs, and keep its job running.");
   }
   const int world = epl_communicator_size(*communicator);
   if (rank_ >= world) {
-    return tf::errors::InvalidArgument(Where(), ": the communicator has only the ranks 0 to ", world - 1, ".");
+    return compat::InvalidArgument(Where(), ": the communicator has only the ranks 0 to ", world - 1, ".");
   }
   if (declared_world_ != 0 && declared_world_ != world) {
-    return tf::errors::InvalidArgument(Where(), ": the op was built for ", declared_world_,
-                                       " ranks, but the communicator has ", world, ".");
+    return compat::InvalidArgument(Where(), ": the op was built for ", declared_world_,
+                                   " ranks, but the communicator has ", world, ".");
   }
   const bool nccl = std::strcmp(epl_communicator_transport(*communicator), "nccl") == 0;
   if (nccl != on_gpu_) {
-    return tf::errors::InvalidArgument(
+    return compat::InvalidArgument(
         Where(), ": the op runs on ", context->device()->name(), ", but the communicator's transport is \"",
         epl_communicator_transport(*communicator),
         "\". GPU buffers need \"nccl\", CPU buffers any other: place the op on "
         "the communicator's kind of device, or create the communicator with another transport.");
   }
-  return tf::Status::OK();
+  return compat::Ok();
 }
 
 void CollectiveOp::ComputeAsync(tf::OpKernelContext* context, DoneCallback done) {
@@ -225,7 +226,7 @@ void CollectiveOp::ComputeAsync(tf::OpKernelContext* context, DoneCallback done)
   pending->Submit(rank_, key_.c_str(), on_gpu_);
 }
 
-tf::Status ForwardBuffers(tf::OpKernelContext* context, int first_input, CollectiveCall* call) {
+compat::Status ForwardBuffers(tf::OpKernelContext* context, int first_input, CollectiveCall* call) {
   const int count = context->num_outputs();
   call->dtype = context->input_dtype(first_input);
   for (int i = 0; i < count; ++i) {
@@ -239,42 +240,42 @@ tf::Status ForwardBuffers(tf::OpKernelContext* context, int first_input, Collect
     call->outputs.push_back(Address(*output));
     call->counts.push_back(shape.num_elements());
   }
-  return tf::Status::OK();
+  return compat::Ok();
 }
 
-tf::Status ReadWeight(tf::OpKernelContext* context, tf::DataType dtype, CollectiveCall* call) {
+compat::Status ReadWeight(tf::OpKernelContext* context, tf::DataType dtype, CollectiveCall* call) {
   const tf::Tensor& weight = context->input(0);
   if (!tf::TensorShapeUtils::IsScalar(weight.shape())) {
-    return tf::errors::InvalidArgument("weight must be a scalar, not of shape ", weight.shape().DebugString());
+    return compat::InvalidArgument("weight must be a scalar, not of shape ", weight.shape().DebugString());
   }
   call->scale = weight.scalar<double>()();
   if (!tf::DataTypeIsFloating(dtype) && call->scale != 1) {
-    return tf::errors::InvalidArgument("tensors of ", tf::DataTypeString(dtype), " cannot be weighted (weight is ",
-                                       call->scale, "): cast them to a floating dtype, or give weight 1.");
+    return compat::InvalidArgument("tensors of ", tf::DataTypeString(dtype), " cannot be weighted (weight is ",
+                                   call->scale, "): cast them to a floating dtype, or give weight 1.");
   }
-  return tf::Status::OK();
+  return compat::Ok();
 }
 
-tf::Status ReadRows(tf::OpKernelContext* context, int input, const std::string& where, bool scalar_is_row,
-                    CollectiveCall* call) {
+compat::Status ReadRows(tf::OpKernelContext* context, int input, const std::string& where, bool scalar_is_row,
+                        CollectiveCall* call) {
   const tf::Tensor& tensor = context->input(input);
   const bool scalar = tensor.dims() == 0;
   if (scalar && !scalar_is_row) {
-    return tf::errors::InvalidArgument(where, ": a scalar has no rows; the tensor needs at least one dimension.");
+    return compat::InvalidArgument(where, ": a scalar has no rows; the tensor needs at least one dimension.");
   }
   call->row_elements = 1;
   for (int d = 1; d < tensor.dims(); ++d) call->row_elements *= tensor.dim_size(d);
   if (call->row_elements == 0) {
-    return tf::errors::InvalidArgument(where, ": the rows of a tensor of shape ", tensor.shape().DebugString(),
-                                       " have no elements, so they cannot be counted.");
+    return compat::InvalidArgument(where, ": the rows of a tensor of shape ", tensor.shape().DebugString(),
+                                   " have no elements, so they cannot be counted.");
   }
   call->dtype = tensor.dtype();
   call->inputs.push_back(Address(tensor));
   call->counts.push_back(tensor.NumElements());
-  return tf::Status::OK();
+  return compat::Ok();
 }
 
-tf::Status AllocateRows(tf::OpKernelContext* context, int input, int64_t rows, void** output) {
+compat::Status AllocateRows(tf::OpKernelContext* context, int input, int64_t rows, void** output) {
   tf::TensorShape shape = context->input(input).shape();
   if (shape.dims() == 0) {
     shape.AddDim(rows);
@@ -284,20 +285,20 @@ tf::Status AllocateRows(tf::OpKernelContext* context, int input, int64_t rows, v
   tf::Tensor* tensor = nullptr;
   TF_RETURN_IF_ERROR(context->allocate_output(0, shape, &tensor));
   *output = Address(*tensor);
-  return tf::Status::OK();
+  return compat::Ok();
 }
 
-tf::Status WriteRows(tf::OpKernelContext* context, int index, const int64_t* rows, int num_rows) {
+compat::Status WriteRows(tf::OpKernelContext* context, int index, const int64_t* rows, int num_rows) {
   tf::Tensor* tensor = nullptr;
   tf::AllocatorAttributes host;
   host.set_on_host(true);
   TF_RETURN_IF_ERROR(context->allocate_output(index, tf::TensorShape({num_rows}), &tensor, host));
-  auto values = tensor->vec<tf::int64>();
+  auto values = tensor->vec<compat::Int64>();
   for (int r = 0; r < num_rows; ++r) values(r) = rows[r];
-  return tf::Status::OK();
+  return compat::Ok();
 }
 
-tf::Status ParseReduceOp(const std::string& name, epl_reduce_op* reduce_op) {
+compat::Status ParseReduceOp(const std::string& name, epl_reduce_op* reduce_op) {
   if (name == "sum") {
     *reduce_op = EPL_SUM;
   } else if (name == "prod") {
@@ -307,20 +308,18 @@ tf::Status ParseReduceOp(const std::string& name, epl_reduce_op* reduce_op) {
   } else if (name == "max") {
     *reduce_op = EPL_MAX;
   } else {
-    return tf::errors::InvalidArgument("reduce_op is \"", name, "\"; it must be sum, prod, min or max.");
+    return compat::InvalidArgument("reduce_op is \"", name, "\"; it must be sum, prod, min or max.");
   }
-  return tf::Status::OK();
+  return compat::Ok();
 }
 
-tf::Status ZeroBytes(tf::OpKernelContext* context, void* buffer, int64_t bytes) {
-  if (bytes == 0) return tf::Status::OK();
+compat::Status ZeroBytes(tf::OpKernelContext* context, void* buffer, int64_t bytes) {
+  if (bytes == 0) return compat::Ok();
   if (context->op_device_context() == nullptr || context->op_device_context()->stream() == nullptr) {
     std::memset(buffer, 0, bytes);
-    return tf::Status::OK();
+    return compat::Ok();
   }
-  stream_executor::DeviceMemoryBase memory(buffer, bytes);
-  context->op_device_context()->stream()->ThenMemZero(&memory, bytes);
-  return tf::Status::OK();
+  return compat::ZeroInOrder(context->op_device_context()->stream(), buffer, bytes);
 }
 
 }  // namespace epl

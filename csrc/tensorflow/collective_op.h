@@ -19,6 +19,7 @@
 
 #include "comm/epl_comm.h"
 #include "tensorflow/core/framework/op_kernel.h"
+#include "tensorflow/tf_compat.h"
 
 namespace epl {
 
@@ -36,9 +37,9 @@ struct CollectiveCall {
   std::vector<int64_t> row_splits;
 
   // Kinds whose output size is known only when all ranks have been heard: allocates the output for these rows.
-  std::function<tensorflow::Status(const int64_t* rows, int num_rows, void** output)> allocate;
+  std::function<compat::Status(const int64_t* rows, int num_rows, void** output)> allocate;
   // Runs after the collective has succeeded, before the op is done.
-  std::function<tensorflow::Status()> finish;
+  std::function<compat::Status()> finish;
 };
 
 class CollectiveOp : public tensorflow::AsyncOpKernel {
@@ -50,14 +51,14 @@ class CollectiveOp : public tensorflow::AsyncOpKernel {
  protected:
   // Checks the inputs, allocates the outputs whose shapes are known, and fills `call`. `world` is the size of the
   // communicator. Must not block.
-  virtual tensorflow::Status Prepare(tensorflow::OpKernelContext* context, int world, CollectiveCall* call) = 0;
+  virtual compat::Status Prepare(tensorflow::OpKernelContext* context, int world, CollectiveCall* call) = 0;
 
   int rank() const { return rank_; }
   // `key` "grads" of communicator "dp", rank 3: how errors name this op.
   std::string Where() const;
 
  private:
-  tensorflow::Status FindCommunicator(tensorflow::OpKernelContext* context, epl_communicator** communicator) const;
+  compat::Status FindCommunicator(tensorflow::OpKernelContext* context, epl_communicator** communicator) const;
 
   std::string communicator_name_;
   std::string key_;
@@ -68,27 +69,27 @@ class CollectiveOp : public tensorflow::AsyncOpKernel {
 
 // Fills the buffers of `call` for an op whose inputs [first_input, first_input + N) become its N outputs, in place
 // where TensorFlow allows it.
-tensorflow::Status ForwardBuffers(tensorflow::OpKernelContext* context, int first_input, CollectiveCall* call);
+compat::Status ForwardBuffers(tensorflow::OpKernelContext* context, int first_input, CollectiveCall* call);
 
 // Reads the host scalar `weight` (input 0) into call->scale; integers are refused unless it is 1.
-tensorflow::Status ReadWeight(tensorflow::OpKernelContext* context, tensorflow::DataType dtype, CollectiveCall* call);
+compat::Status ReadWeight(tensorflow::OpKernelContext* context, tensorflow::DataType dtype, CollectiveCall* call);
 
 // Fills the single buffer of `call` from input `input`, and its row size from the dimensions after the first. A scalar
 // is one row if `scalar_is_row`, else refused.
-tensorflow::Status ReadRows(tensorflow::OpKernelContext* context, int input, const std::string& where,
-                            bool scalar_is_row, CollectiveCall* call);
+compat::Status ReadRows(tensorflow::OpKernelContext* context, int input, const std::string& where, bool scalar_is_row,
+                        CollectiveCall* call);
 
 // Allocates output 0: `rows` rows of the row shape of input `input`.
-tensorflow::Status AllocateRows(tensorflow::OpKernelContext* context, int input, int64_t rows, void** output);
+compat::Status AllocateRows(tensorflow::OpKernelContext* context, int input, int64_t rows, void** output);
 
 // Writes the row counts to the int64 vector output `index`, which lies in host memory.
-tensorflow::Status WriteRows(tensorflow::OpKernelContext* context, int index, const int64_t* rows, int num_rows);
+compat::Status WriteRows(tensorflow::OpKernelContext* context, int index, const int64_t* rows, int num_rows);
 
 // The names of attribute `reduce_op`.
-tensorflow::Status ParseReduceOp(const std::string& name, epl_reduce_op* reduce_op);
+compat::Status ParseReduceOp(const std::string& name, epl_reduce_op* reduce_op);
 
 // Sets bytes of an output to zero, on the CPU or in the order of the op's stream.
-tensorflow::Status ZeroBytes(tensorflow::OpKernelContext* context, void* buffer, int64_t bytes);
+compat::Status ZeroBytes(tensorflow::OpKernelContext* context, void* buffer, int64_t bytes);
 
 }  // namespace epl
 

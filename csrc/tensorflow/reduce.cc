@@ -38,10 +38,9 @@ class ReduceOp : public CollectiveOp {
   }
 
  protected:
-  tensorflow::Status Prepare(tensorflow::OpKernelContext* context, int world, CollectiveCall* call) override {
+  compat::Status Prepare(tensorflow::OpKernelContext* context, int world, CollectiveCall* call) override {
     if (root_ >= world) {
-      return tensorflow::errors::InvalidArgument(Where(), ": root is ", root_, ", but there are only ", world,
-                                                 " ranks.");
+      return compat::InvalidArgument(Where(), ": root is ", root_, ", but there are only ", world, " ranks.");
     }
     call->kind = EPL_REDUCE;
     call->reduce_op = reduce_op_;
@@ -55,10 +54,10 @@ class ReduceOp : public CollectiveOp {
         for (size_t i = 0; i < call->outputs.size(); ++i) {
           TF_RETURN_IF_ERROR(ZeroBytes(context, call->outputs[i], call->counts[i] * element_bytes));
         }
-        return tensorflow::Status::OK();
+        return compat::Ok();
       };
     }
-    return tensorflow::Status::OK();
+    return compat::Ok();
   }
 
  private:

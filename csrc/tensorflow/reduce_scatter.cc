@@ -27,17 +27,17 @@ REGISTER_OP("EplReduceScatter")
       TF_RETURN_IF_ERROR(context->WithRankAtLeast(context->input(1), 1, &input));
       if (!context->RankKnown(input)) {
         context->set_output(0, input);
-        return tensorflow::Status::OK();
+        return compat::Ok();
       }
       DimensionHandle rows = context->UnknownDim();
       if (context->ValueKnown(context->Dim(input, 0))) {
-        const tensorflow::int64 total = context->Value(context->Dim(input, 0));
+        const compat::Int64 total = context->Value(context->Dim(input, 0));
         rows = context->MakeDim(total / world + (rank < total % world ? 1 : 0));
       }
       ShapeHandle output;
       TF_RETURN_IF_ERROR(context->ReplaceDim(input, 0, rows, &output));
       context->set_output(0, output);
-      return tensorflow::Status::OK();
+      return compat::Ok();
     })
     .Doc(R"doc(
 Reduces a tensor over all ranks and leaves each rank its part of the rows.
@@ -62,7 +62,7 @@ class ReduceScatterOp : public CollectiveOp {
   }
 
  protected:
-  tensorflow::Status Prepare(tensorflow::OpKernelContext* context, int world, CollectiveCall* call) override {
+  compat::Status Prepare(tensorflow::OpKernelContext* context, int world, CollectiveCall* call) override {
     call->kind = EPL_REDUCE_SCATTER;
     call->reduce_op = reduce_op_;
     TF_RETURN_IF_ERROR(ReadWeight(context, context->input_dtype(1), call));
@@ -70,7 +70,7 @@ class ReduceScatterOp : public CollectiveOp {
     call->allocate = [context](const int64_t* rows, int num_rows, void** output) {
       return AllocateRows(context, 1, rows[0], output);
     };
-    return tensorflow::Status::OK();
+    return compat::Ok();
   }
 
  private:

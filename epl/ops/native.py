@@ -8,6 +8,8 @@ import ctypes
 import json
 import logging
 import os
+import sys
+import sysconfig
 import threading
 from typing import Any, Dict, List, Optional, Tuple
 
@@ -16,7 +18,16 @@ import tensorflow.compat.v1 as tf
 from epl.utils.errors import EplError
 
 ABI_VERSION = 3
-LIBRARY_FOLDER = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "lib")
+
+
+def _library_folder(lib: str) -> str:
+    """The folder that csrc/tensorflow_flags.py names for this TensorFlow and Python, where it is there; else `lib`."""
+    major, minor = tf.VERSION.split(".")[:2]
+    named = os.path.join(lib, f"tf{major}.{minor}-cp{sys.version_info[0]}{sys.version_info[1]}")
+    return named if os.path.isdir(named) else lib
+
+
+LIBRARY_FOLDER = _library_folder(os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "lib"))
 CORE_LIBRARY = "libepl_comm.so"
 OP_LIBRARY = "libepl_tf.so"
 BUILT_FOR = "built_for.json"  # the TensorFlow of the op library; csrc/tensorflow_flags.py writes it
@@ -158,14 +169,22 @@ def _check_tensorflow(ops: str, note: str) -> None:
             built_for = json.load(source)
     except (OSError, ValueError) as error:
         raise _unavailable(f"which TensorFlow {ops} was built for cannot be read from {note}: {error}.") from error
-    here = {"version": tf.VERSION, "git_version": tf.GIT_VERSION, "cxx11_abi": int(tf.CXX11_ABI_FLAG)}
-    if built_for != here:
+    here = {
+        "version": tf.VERSION,
+        "git_version": tf.GIT_VERSION,
+        "cxx11_abi": int(tf.CXX11_ABI_FLAG),
+        "platform": sysconfig.get_platform(),
+        "python": f"cp{sys.version_info[0]}{sys.version_info[1]}",
+    }
+    # Not the Python: the libraries use no interface of it.
+    if any(built_for.get(key) != here[key] for key in here if key != "python"):
         raise _unavailable(f"{ops} was built for {_tensorflow_text(built_for)}, and this is {_tensorflow_text(here)}.")
 
 
 def _tensorflow_text(identity: Dict[str, Any]) -> str:
-    text = "TensorFlow {version} (sources {git_version}, C++11 ABI {cxx11_abi})"
-    return text.format_map({key: identity.get(key, "unknown") for key in ("version", "git_version", "cxx11_abi")})
+    text = "TensorFlow {version} (sources {git_version}, C++11 ABI {cxx11_abi}, {platform}, Python {python})"
+    keys = ("version", "git_version", "cxx11_abi", "platform", "python")
+    return text.format_map({key: identity.get(key, "unknown") for key in keys})
 
 
 def _unavailable(what: str) -> NativeUnavailableError:

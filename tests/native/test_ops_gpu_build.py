@@ -35,6 +35,7 @@ def test_kernel_compiles_for_tensorflow_gpu(gpu_headers, source):
             "-fsyntax-only",
             "-D_GLIBCXX_USE_CXX11_ABI=0",
             "-DEIGEN_MAX_ALIGN_BYTES=64",
+            "-DEPL_TF_VERSION=115",
             "-I" + CSRC,
         ]
         + includes

@@ -5,6 +5,7 @@ import json
 import os
 import shutil
 import subprocess
+import sys
 
 import pytest
 import tensorflow.compat.v1 as tf
@@ -42,11 +43,41 @@ def libraries(monkeypatch, tmp_path):
 
 
 def test_libraries_of_another_tensorflow_are_refused_by_its_name(libraries, loader):
-    other = {"version": "1.15.5", "git_version": "v1.15.5+nv22.12", "cxx11_abi": 1}
+    other = {"version": "1.15.5", "git_version": "v1.15.5+nv22.12", "cxx11_abi": 1, "platform": "p", "python": "cp38"}
     (libraries / native.BUILT_FOR).write_text(json.dumps(other))
-    expected = r"was built for TensorFlow 1.15.5 \(sources v1.15.5\+nv22.12, C\+\+11 ABI 1\), and this is TensorFlow "
+    expected = (
+        r"was built for TensorFlow 1.15.5 \(sources v1.15.5\+nv22.12, C\+\+11 ABI 1, p, Python cp38\), and this is "
+        "TensorFlow "
+    )
     with pytest.raises(native.NativeUnavailableError, match=expected + tf.VERSION):
         loader.load()
+
+
+@pytest.mark.parametrize("key", ["version", "git_version", "cxx11_abi", "platform"])
+def test_libraries_that_differ_in_one_thing_are_refused(libraries, loader, key):
+    note = json.loads((libraries / native.BUILT_FOR).read_text())
+    (libraries / native.BUILT_FOR).write_text(json.dumps(dict(note, **{key: "another"})))
+    with pytest.raises(native.NativeUnavailableError, match="was built for TensorFlow .*another"):
+        loader.load()
+
+
+def test_libraries_serve_another_python_with_the_same_tensorflow(libraries):
+    note = json.loads((libraries / native.BUILT_FOR).read_text())
+    (libraries / native.BUILT_FOR).write_text(json.dumps(dict(note, python="cp399")))
+    native._check_files()
+
+
+def test_the_folder_of_this_tensorflow_and_python_goes_before_the_common_one(tmp_path):
+    folder = "tf{}.{}-cp{}{}".format(*tf.VERSION.split(".")[:2], *sys.version_info[:2])
+    assert native._library_folder(str(tmp_path)) == str(tmp_path)
+    (tmp_path / folder).mkdir()
+    assert native._library_folder(str(tmp_path)) == str(tmp_path / folder)
+
+
+def test_the_build_writes_where_the_package_looks():
+    flags = os.path.join(os.path.dirname(__file__), "..", "..", "csrc", "tensorflow_flags.py")
+    named = subprocess.check_output([sys.executable, flags, "--folder"], universal_newlines=True).strip()
+    assert named == ("" if tf.VERSION.startswith("1.") else native.LIBRARY_FOLDER.rpartition(os.sep)[2])
 
 
 @pytest.mark.parametrize("note", [None, "{"])
@@ -147,4 +178,4 @@ def test_table_of_op_types_agrees_with_the_ops():
 
 
 def test_libraries_lie_in_the_package():
-    assert os.path.basename(os.path.dirname(native.LIBRARY_FOLDER)) == "epl"
+    assert os.path.join("epl", "lib") in native.LIBRARY_FOLDER

@@ -2,6 +2,7 @@
 
 import os
 import sys
+import sysconfig
 
 import pytest
 
@@ -63,7 +64,13 @@ def refusal():
 def test_the_tensorflow_of_the_interpreter_is_taken(interpreter, package, version, tag):
     interpreter.install(interpreter.packages, package, version, TENSORFLOW.format("1.15.5"))
     found = build_tensorflow.find()
-    assert found.identity == {"version": "1.15.5", "git_version": "v1.15.5-0", "cxx11_abi": 0}
+    assert found.identity == {
+        "version": "1.15.5",
+        "git_version": "v1.15.5-0",
+        "cxx11_abi": 0,
+        "platform": sysconfig.get_platform(),
+        "python": "cp{}{}".format(*sys.version_info[:2]),
+    }
     assert found.build_tag == tag
     assert build_tensorflow.requirements() == []
 
