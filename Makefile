@@ -1,14 +1,16 @@
 # The commands of the project; docs/install.md explains them.
 #   make quickstart   set up this machine and run the first example
 #   make test         set up and run every test but the long ones
-# Variables: PYTHON=<a Python 3.7>, VENV=<folder>, EPL_TF=auto|cpu|gpu|system, ARGS=<more words for pytest or a program>,
-# PORT=<of docs-serve>.
+# Variables: PYTHON=<a Python>, TF=1.15|2.15|2.21, VENV=<folder>, EPL_TF=auto|cpu|gpu|system, ARGS=<more words for pytest
+# or a program>, PORT=<of docs-serve>.
 
-VENV ?= .venv
+TF ?=
+# As tools/set_up/environment.py has it.
+VENV ?= .venv$(addprefix -,$(filter-out 1.15,$(TF)))
 VENV_PYTHON := $(abspath $(VENV))/bin/python
-BOOT_PYTHON := $(shell command -v python3 || command -v python3.7 || command -v python)
+BOOT_PYTHON := $(shell command -v python3 || command -v python3.7 || command -v python3.12 || command -v python)
 # What this make was told is for this make: programs that call make themselves start afresh.
-RUN := env -u MAKEFLAGS -u MFLAGS -u MAKELEVEL -u ARGS
+RUN := env -u MAKEFLAGS -u MFLAGS -u MAKELEVEL -u ARGS -u TF
 CPP_FILES = $(shell find csrc -name build -prune -o \( -name '*.h' -o -name '*.cc' -o -name '*.cu' \) -print)
 JOBS ?= 2
 PORT ?= 8000
@@ -20,7 +22,7 @@ help:
 	@echo "also: make test-long coverage gpu-check lint bench papers docs docs-links docs-serve build package clean"
 
 setup:
-	@$(RUN) PYTHON="$(PYTHON)" VENV="$(VENV)" $(BOOT_PYTHON) tools/set_up
+	@$(RUN) PYTHON="$(PYTHON)" TF="$(TF)" VENV="$(VENV)" $(BOOT_PYTHON) tools/set_up
 
 quickstart: setup
 	@$(RUN) $(VENV_PYTHON) examples/quickstart/run.py $(ARGS)
@@ -73,5 +75,5 @@ package: setup
 
 clean:
 	rm -rf build dist epl.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage .coverage.*
-	if [ -f csrc/Makefile ]; then $(RUN) $(MAKE) -C csrc clean PYTHON=$(VENV_PYTHON); fi
+	rm -rf csrc/build epl/lib
 	find . -name '.venv*' -prune -o -name __pycache__ -type d -print | xargs rm -rf

@@ -1,13 +1,14 @@
 """Packages EPL: the Python modules, the `epl-launch` command and, where it can, the native libraries.
 
-The native libraries are built where a C++ compiler and make are, for one TensorFlow 1.15
-(`tools/package/build_tensorflow.py`); a wheel with them is a platform wheel, and its build tag names that TensorFlow.
-Without compiler or make the package is built without them, and says so when it is imported. A compiler that fails and a
-TensorFlow that does not fit are errors: nothing is left out silently. EPL_NATIVE=off leaves the libraries out,
-EPL_NATIVE=on refuses to go without.
+The native libraries are built where a C++ compiler and make are, for one TensorFlow
+(`tools/package/build_tensorflow.py`); a wheel with them is a platform wheel. Its build tag names that TensorFlow, its
+Python tag the Pythons that have it. Without compiler or make the package is built without them, and says so when it is
+imported. A compiler that fails and a TensorFlow that does not fit are errors: nothing is left out silently.
+EPL_NATIVE=off leaves the libraries out, EPL_NATIVE=on refuses to go without.
 
 TensorFlow is no requirement: the package never pulls in another TensorFlow than the one that is there (tensorflow,
-tensorflow-gpu, NVIDIA's). Runs under Python 3.6 to 3.8 and their setuptools, by pyproject.toml.
+tensorflow-gpu, NVIDIA's). The extras `cpu` and `gpu` name one, by the Python. Runs under Python 3.6 to 3.13 and their
+setuptools, by pyproject.toml.
 """
 
 import os
@@ -34,6 +35,7 @@ sys.path.insert(0, os.path.join(ROOT, "tools", "package"))
 
 import build_tensorflow  # noqa: E402
 import readme  # noqa: E402
+import tensorflow_releases  # noqa: E402
 
 LIBRARIES = ("libepl_comm.so", "libepl_tf.so", "built_for.json")
 LEFT_OUT = "left_out.txt"  # why a package has no libraries; epl/ops/native.py reads it
@@ -151,6 +153,8 @@ class BuildNative(build_ext):
         # which holds for what Gloo itself needs, too.
         compiler = os.environ.get("CXX", "g++") + " -Wl,--disable-new-dtags,-rpath,'$$ORIGIN'"
         command = ["make", "-C", folder, "-j", str(os.cpu_count() or 1), "PYTHON=" + sys.executable, "CXX=" + compiler]
+        if not self.inplace:  # a package has one set of libraries
+            command += ["BUILD=build", "LIB=../epl/lib"]
         if subprocess.call(command, env=env) != 0:
             raise SystemExit(
                 "csrc does not compile; the compiler's words are above.\n"
@@ -163,7 +167,7 @@ COMMANDS: Dict[str, Any] = {"build_py": BuildPython, "build_ext": BuildNative}
 if bdist_wheel is not None:
 
     class Wheel(bdist_wheel):
-        """The libraries do not use Python's C API: one wheel serves every Python that has that TensorFlow."""
+        """The libraries use no interface of Python: one wheel serves every Python that has that TensorFlow."""
 
         def run(self) -> None:
             if self.distribution.why_left_out is None and not self.build_number:
@@ -171,14 +175,15 @@ if bdist_wheel is not None:
             super().run()
 
         def get_tag(self) -> Tuple[str, str, str]:
-            return "py3", "none", super().get_tag()[2]
+            native = self.distribution.why_left_out is None
+            return self.distribution.tensorflow.python_tag if native else "py3", "none", super().get_tag()[2]
 
     COMMANDS["bdist_wheel"] = Wheel
 
 setup(
     name="epl",
     version=read_version(),
-    description="Distributed training of TensorFlow 1.15 models by a few annotations",
+    description="Distributed training of TensorFlow graph-mode models by a few annotations",
     long_description=readme.for_package_index(ROOT),
     long_description_content_type="text/markdown",
     author="The EPL authors",
@@ -197,16 +202,22 @@ setup(
     py_modules=["epl_launch", "epl_plan", "epl_trace", "whale"],
     distclass=EplDistribution,
     cmdclass=COMMANDS,
-    python_requires=">=3.6,<3.9",
+    python_requires=">=3.6,<3.14,!=3.9.*",
     extras_require={
-        "cpu": ["tensorflow==" + build_tensorflow.RELEASE] + build_tensorflow.LIMITS,
-        "gpu": ["tensorflow-gpu==" + build_tensorflow.RELEASE] + build_tensorflow.LIMITS,
+        "cpu": tensorflow_releases.extra("cpu"),
+        "gpu": tensorflow_releases.extra("gpu"),
         "profile": ["matplotlib"],  # pictures of memory timelines
-        "planner": ["PyYAML==6.0.1"],  # machine files in YAML; the last release with wheels for Python 3.6
+        # Machine files in YAML; 6.0.1 is the last release with wheels for Python 3.6.
+        "planner": ['PyYAML==6.0.1; python_version < "3.9"', 'PyYAML==6.0.2; python_version >= "3.9"'],
         # `epl.run` with the functions of a notebook, pictures, and what runs a notebook; Python 3.7 or newer.
         "notebook": ["cloudpickle==2.2.1", "ipykernel==6.16.2", "matplotlib", "nbclient==0.7.4"],
-        # Data of the small ones, word pieces (the last release with wheels for Python 3.6 to 3.8), a bar of progress.
-        "examples": ["scikit-learn", "tokenizers==0.12.1", "tqdm"],
+        # Data of the small ones, word pieces (0.12.1 is the last with wheels for Python 3.6 to 3.8), a bar of progress.
+        "examples": [
+            "scikit-learn",
+            'tokenizers==0.12.1; python_version < "3.9"',
+            'tokenizers; python_version >= "3.9"',
+            "tqdm",
+        ],
         "docs": ["sphinx==5.3.0", "myst-parser==1.0.0", "furo==2023.3.27"],  # the site; Python 3.7 or newer
     },
     entry_points={
@@ -225,6 +236,10 @@ setup(
         "Programming Language :: Python :: 3.6",
         "Programming Language :: Python :: 3.7",
         "Programming Language :: Python :: 3.8",
+        "Programming Language :: Python :: 3.10",
+        "Programming Language :: Python :: 3.11",
+        "Programming Language :: Python :: 3.12",
+        "Programming Language :: Python :: 3.13",
         "Topic :: Scientific/Engineering :: Artificial Intelligence",
         "Topic :: System :: Distributed Computing",
         "Typing :: Typed",

@@ -30,6 +30,7 @@ COMMANDS = {
     "uv tool install pre-commit": "excused: uv's, not ours",
     "pre-commit install": "excused: pre-commit's; its hooks are tested in tests/setup/test_automation.py",
     "PYTHON=python3.6 VENV=.venv36 make test": "excused: needs Python 3.6; the variables are tested in test_set_up.py",
+    "TF=2.21 make build": "excused: 600 MB of wheel; the variable is tested in test_set_up.py, test_pythons.py",
     "EPL_TF=gpu make quickstart": "excused: 400 MB of wheel that need a GPU",
     ".venv/bin/epl-launch --num_workers 2 --gpu_per_worker 2 train.py": (
         "tests/docs/test_commands.py::test_the_example_of_the_readme_trains_on_four_devices"

@@ -109,7 +109,14 @@ def test_a_protobuf_that_is_too_new_is_refused_with_the_command(interpreter):
 
 def test_another_tensorflow_is_refused_by_its_version(interpreter):
     interpreter.install(interpreter.packages, "tensorflow", "2.11.0", TENSORFLOW.format("2.11.0"))
-    assert "TensorFlow 2.11.0 is installed, and EPL needs TensorFlow 1.15." in refusal()
+    assert "TensorFlow 2.11.0 is installed, and EPL needs TensorFlow 1.15, 2.15 or 2.21." in refusal()
+
+
+@pytest.mark.parametrize(
+    "version, tag", [("1.15.5", "cp36.cp37.cp38"), ("2.15.1", "cp311"), ("2.21.0", "cp310.cp311.cp312.cp313")]
+)
+def test_a_wheel_is_for_the_pythons_of_its_tensorflow(version, tag):
+    assert build_tensorflow.BuildTensorFlow({}, {"version": version}, version).python_tag == tag
 
 
 def test_a_tensorflow_that_cannot_be_imported_is_refused_with_its_error(interpreter):

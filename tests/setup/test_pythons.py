@@ -118,3 +118,51 @@ def test_the_probe_tells_version_and_tensorflow(machine, tmp_path):
     found = pythons.probe(path, "PATH", machine.env)
     assert found.version == tuple(sys.version_info[:3])
     assert found.tensorflow == "nvidia-tensorflow 1.15.5+nv22.12"
+
+
+def test_a_python_of_tensorflow_2_is_taken_when_there_is_none_of_1_15(machine):
+    machine.python("bin/python3", "3.9.18")
+    expected = machine.python("bin/python3.12", "3.12.1")
+    found = choose(machine)
+    assert (found.path, pythons.release_of(found.version, machine.env).name) == (expected, "2.21")
+
+
+def test_a_python_of_tensorflow_1_15_goes_before_one_of_2(machine):
+    machine.python("bin/python3", "3.12.1")
+    expected = machine.python("home/.pyenv/versions/3.7.16/bin/python", "3.7.16")
+    assert choose(machine).path == expected
+
+
+def test_a_python_that_is_here_goes_before_one_that_uv_would_download(machine):
+    machine.program("uv", "exit 2")
+    expected = machine.python("bin/python3", "3.13.0")
+    assert choose(machine).path == expected
+
+
+@pytest.mark.parametrize("release, version", [("1.15", "3.7"), ("2.15", "3.11"), ("2.21", "3.12")])
+def test_tf_chooses_among_the_pythons(machine, release, version):
+    for there in ("3.7", "3.11", "3.12"):
+        machine.python("bin/python" + there, there + ".1")
+    machine.env["TF"] = release
+    found = choose(machine)
+    assert found.version[:2] == tuple(int(part) for part in version.split("."))
+    assert pythons.release_of(found.version, machine.env).name == release
+
+
+def test_tf_without_its_python_names_the_ways_to_get_one(machine):
+    machine.python("bin/python3.7", "3.7.16")
+    machine.env["TF"] = "2.15"
+    with pytest.raises(pythons.SetUpError, match=r"no Python 3\.11 found(.|\n)*pyenv install 3\.11"):
+        choose(machine)
+
+
+def test_tf_that_is_no_release_is_refused(machine):
+    machine.env["TF"] = "2.14"
+    with pytest.raises(pythons.SetUpError, match="TF=2.14 is none of 1.15, 2.15, 2.21"):
+        choose(machine)
+
+
+def test_python_variable_that_does_not_fit_tf_is_refused(machine):
+    machine.env.update(PYTHON=machine.python("own/python", "3.12.1"), TF="1.15")
+    with pytest.raises(pythons.SetUpError, match="is Python 3.12.1: TensorFlow 1.15 needs Python 3.6 or 3.7, or 3.8"):
+        choose(machine)

@@ -64,7 +64,7 @@ def test_one_command_builds_the_release(tmp_path):
     )  # fmt: skip
     assert done.returncode == 0, done.stdout
     wheel, source = sorted(os.listdir(str(tmp_path)))
-    assert re.fullmatch(r"epl-[\d.]+-1tf1\.15\.5[\w.]*-py3-none-linux_\w+\.whl", wheel)
+    assert re.fullmatch(r"epl-[\d.]+-1tf1\.15\.5[\w.]*-cp36\.cp37\.cp38-none-linux_\w+\.whl", wheel)
     assert re.fullmatch(r"epl-[\d.]+\.tar\.gz", source)
 
 

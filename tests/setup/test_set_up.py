@@ -1,6 +1,7 @@
 """Set-up from end to end, in a small project whose TensorFlow is an empty package: what is done, and done only once."""
 
 import contextlib
+import glob
 import os
 import pty
 import shutil
@@ -10,18 +11,21 @@ import time
 import zipfile
 
 import pytest
+import pythons
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 PYTHON = os.path.join(sys.base_prefix, "bin", "python{}.{}".format(*sys.version_info[:2]))
 
 MAKEFILE = """
-all: ../epl/lib/libepl_comm.so ../epl/lib/libepl_tf.so ../epl/lib/built_for.json
-../epl/lib/built_for.json:
-\tmkdir -p ../epl/lib && touch $@
-../epl/lib/%.so: core.cc
-\tmkdir -p ../epl/lib && touch $@ && echo built $(CXX) >> log
+FOLDER := $(shell $(PYTHON) tensorflow_flags.py --folder)
+LIB := ../epl/lib$(FOLDER:%=/%)
+all: $(LIB)/libepl_comm.so $(LIB)/libepl_tf.so $(LIB)/built_for.json
+$(LIB)/built_for.json:
+\tmkdir -p $(LIB) && touch $@
+$(LIB)/%.so: core.cc
+\tmkdir -p $(LIB) && touch $@ && echo built $(CXX) >> log
 clean:
-\trm -f ../epl/lib/*.so
+\trm -f $(LIB)/*.so
 """
 
 SETUP = """
@@ -36,6 +40,9 @@ class Project:
     def __init__(self, folder: str) -> None:
         self.folder = folder
         shutil.copytree(os.path.join(ROOT, "tools", "set_up"), os.path.join(folder, "tools", "set_up"))
+        os.mkdir(os.path.join(folder, "csrc"))
+        for name in ("tools/tensorflow_releases.py", "csrc/tensorflow_flags.py"):
+            shutil.copy(os.path.join(ROOT, name), os.path.join(folder, name))
         for name, text in (
             ("requirements/bootstrap.txt", ""),
             ("requirements/py{}.{}.txt".format(*sys.version_info[:2]), ""),
@@ -46,13 +53,13 @@ class Project:
             ("setup.py", SETUP),
         ):
             self.write(name, text)
-        self._write_tensorflow()
+        self.write_tensorflow("1.15.5")
 
-    def _write_tensorflow(self) -> None:
-        with zipfile.ZipFile(os.path.join(self.folder, "tensorflow-1.15.5-py3-none-any.whl"), "w") as wheel:
-            info = "tensorflow-1.15.5.dist-info/"
-            wheel.writestr("tensorflow/__init__.py", "__version__ = '1.15.5'\n")
-            wheel.writestr(info + "METADATA", "Metadata-Version: 2.1\nName: tensorflow\nVersion: 1.15.5\n")
+    def write_tensorflow(self, version: str) -> None:
+        with zipfile.ZipFile(os.path.join(self.folder, f"tensorflow-{version}-py3-none-any.whl"), "w") as wheel:
+            info = f"tensorflow-{version}.dist-info/"
+            wheel.writestr("tensorflow/__init__.py", f"__version__ = '{version}'\n")
+            wheel.writestr(info + "METADATA", f"Metadata-Version: 2.1\nName: tensorflow\nVersion: {version}\n")
             wheel.writestr(info + "WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
             wheel.writestr(info + "RECORD", "")
 
@@ -68,8 +75,10 @@ class Project:
         with open(self.path(name)) as source:
             return source.read()
 
-    def set_up(self, **env: str) -> subprocess.CompletedProcess:
-        env = dict(os.environ, EPL_TF="cpu", EPL_APT="off", PYTHON=PYTHON, **env)
+    def set_up(self, **variables: str) -> subprocess.CompletedProcess:
+        env = dict(os.environ, EPL_TF="cpu", EPL_APT="off", PYTHON=PYTHON)
+        env.pop("TF", None)
+        env.update(variables)
         return subprocess.run(
             [PYTHON, self.path("tools/set_up")], env=env, timeout=120, check=False, universal_newlines=True,
             stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
@@ -188,3 +197,26 @@ def test_an_interrupted_run_is_repaired(ready):
     assert done.returncode == 0, done.stdout
     assert "anew" in done.stdout
     assert os.path.exists(ready.path(".venv/bin/epl-launch"))
+
+
+def interpreter(version):
+    """A Python of this machine, or None."""
+    found = pythons.probe(shutil.which("python" + version) or "", "PATH", os.environ)
+    pattern = os.path.join(os.path.expanduser("~"), ".pyenv", "versions", version + ".*", "bin", "python")
+    there = ([found.path] if found else []) + sorted(glob.glob(pattern))
+    return there[0] if there else None
+
+
+@pytest.mark.skipif(interpreter("3.12") is None, reason="no Python 3.12 on this machine")
+@pytest.mark.timeout(600)
+def test_another_tensorflow_has_an_environment_and_libraries_of_its_own(ready):
+    ready.write_tensorflow("2.21.0")
+    ready.write("requirements/tf2.21.txt", "setuptools==75.8.0\nwheel==0.45.1\n")
+    ready.write("requirements/tensorflow-2.21.txt", "./tensorflow-2.21.0-py3-none-any.whl\n")
+    first = ready.set_up().stdout
+    done = ready.set_up(TF="2.21", PYTHON=interpreter("3.12"))
+    assert done.returncode == 0, done.stdout
+    assert ".venv-2.21: Python 3.12" in done.stdout and "tensorflow 2.21.0" in done.stdout
+    assert os.path.exists(ready.path("epl/lib/tf2.21-cp312/libepl_tf.so"))
+    assert "up to date. .venv-2.21" in ready.set_up(TF="2.21", PYTHON=interpreter("3.12")).stdout
+    assert "up to date. .venv:" in ready.set_up().stdout, first

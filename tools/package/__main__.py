@@ -29,7 +29,10 @@ def main(arguments: List[str]) -> int:
     """Builds; returns the exit code."""
     parser = argparse.ArgumentParser(prog="tools/package", description=__doc__.split("\n")[0])
     parser.add_argument(
-        "--python", action="append", metavar="PATH", help="an interpreter with a TensorFlow 1.15; may be repeated"
+        "--python",
+        action="append",
+        metavar="PATH",
+        help="an interpreter with a TensorFlow that EPL is for; may be repeated",
     )
     parser.add_argument("--out", default=os.path.join(ROOT, "dist"), metavar="FOLDER")
     options = parser.parse_args(arguments)
@@ -61,7 +64,7 @@ def find_python(name: str) -> str:
     path = shutil.which(name)
     if path is None:
         raise PackageError(f"--python {name} is not a program. Give a path, or a name on PATH.")
-    run(f"{path} has no pip: make a virtual environment with it and TensorFlow 1.15.", [path, "-m", "pip", "--version"])
+    run(f"{path} has no pip: make a virtual environment with it and TensorFlow.", [path, "-m", "pip", "--version"])
     return os.path.abspath(path)
 
 

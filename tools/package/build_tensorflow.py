@@ -4,7 +4,8 @@ It is that of the interpreter EPL is installed for. pip builds in an environment
 that interpreter behind PYTHONPATH; without PYTHONPATH they are seen. Where the interpreter has no TensorFlow yet, as in
 `pip install ".[cpu]"` into a fresh environment, the build environment gets one (`requirements`).
 
-`setup.py` owns what is built, `build_backend.py` the hooks of PEP 517. Runs under Python 3.6 to 3.8.
+`setup.py` owns what is built, `build_backend.py` the hooks of PEP 517, `tools/tensorflow_releases.py` the releases.
+Runs under every Python of these.
 """
 
 import json
@@ -16,9 +17,10 @@ import sys
 from typing import Any, Dict, List, NamedTuple, Optional
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-VERSION = "1.15"
-RELEASE = "1.15.5"  # the last one, and the one of requirements/
-LIMITS = ["numpy<1.19", "protobuf<3.21"]  # TensorFlow 1.15 names no upper limits; newer ones break it
+sys.path.append(os.path.join(ROOT, "tools"))
+
+import tensorflow_releases  # noqa: E402
+from tensorflow_releases import Release  # noqa: E402
 
 # Prints the versions of TensorFlow's packages and of protobuf as JSON; null where there is no TensorFlow.
 _LIST_PACKAGES = r"""
@@ -52,6 +54,13 @@ class BuildTensorFlow(NamedTuple):
         """The build tag of a wheel for it, such as 1tf1.15.5; a build tag begins with a digit (PEP 427)."""
         return "1tf" + re.sub(r"[^A-Za-z0-9.]", ".", self.release)
 
+    @property
+    def python_tag(self) -> str:
+        """The Pythons that have it, such as cp36.cp37.cp38: the libraries use no interface of Python."""
+        release = _release_of(self.identity["version"])
+        assert release is not None, self.identity
+        return ".".join("cp{}{}".format(*python) for python in sorted(release.pythons))
+
 
 def missing_tools() -> List[str]:
     """The programs of the build that are not on PATH."""
@@ -62,16 +71,17 @@ def missing_tools() -> List[str]:
 def requirements() -> List[str]:
     """What the build environment needs for the native libraries: a TensorFlow, where the interpreter has none."""
     builds = os.environ.get("EPL_NATIVE", "auto") != "off" and not missing_tools()
-    if not builds or sys.version_info >= (3, 8) or _packages(_interpreter_env()) is not None:
+    release = _release_of_python()
+    if not builds or release is None or _packages(_interpreter_env()) is not None:
         return []
-    return ["tensorflow==" + RELEASE] + LIMITS
+    return list(release.cpu)
 
 
 def find() -> BuildTensorFlow:
     """The TensorFlow to build for: that of the interpreter, else that of the build environment.
 
     Raises:
-        SystemExit: there is none, it cannot be imported, or it is not 1.15. The text ends with what to type.
+        SystemExit: there is none, it cannot be imported, or EPL is not for it. The text ends with what to type.
     """
     env = _interpreter_env()
     packages = _packages(env)
@@ -87,11 +97,23 @@ def find() -> BuildTensorFlow:
     if done.returncode != 0:
         raise SystemExit(_import_refusal(packages, done.returncode, done.stderr.strip()))
     identity = json.loads(done.stdout.strip().split("\n")[-1])
-    if identity["version"].split(".")[:2] != VERSION.split("."):
-        seen = "TensorFlow {} is installed, and EPL needs TensorFlow {}".format(identity["version"], VERSION)
+    if _release_of(identity["version"]) is None:
+        needed = " or ".join([", ".join(tensorflow_releases.NAMES[:-1]), tensorflow_releases.NAMES[-1]])
+        seen = "TensorFlow {} is installed, and EPL needs TensorFlow {}".format(identity["version"], needed)
         raise SystemExit(_refusal(seen, _how_to_install()))
     releases = [version for _, version in sorted(packages.items()) if version.startswith(identity["version"])]
     return BuildTensorFlow(env, identity, releases[0] if releases else identity["version"])
+
+
+def _release_of(version: str) -> Optional[Release]:
+    """The release of a version such as "1.15.5", or None."""
+    return tensorflow_releases.by_name(".".join(version.split(".")[:2]))
+
+
+def _release_of_python() -> Optional[Release]:
+    """The release that PyPI has for this Python, or None."""
+    release = tensorflow_releases.of_python(sys.version_info)
+    return release if release is not None and sys.version_info[:2] in release.on_pypi else None
 
 
 def _interpreter_env() -> Dict[str, str]:
@@ -120,13 +142,14 @@ def _import_refusal(packages: Dict[str, str], code: int, words: str) -> str:
 
 
 def _how_to_install() -> str:
-    if sys.version_info >= (3, 8):
+    release = _release_of_python()
+    if release is None:
         return (
-            "PyPI has TensorFlow 1.15 for Python 3.6 and 3.7: make an environment of one of these. For Python 3.8 "
-            "NVIDIA's container images have nvidia-tensorflow."
+            "PyPI has TensorFlow 1.15 for Python 3.6 and 3.7, and 2.21 for 3.10 to 3.13: make an environment of one of "
+            "these. For Python 3.8 NVIDIA's container images have nvidia-tensorflow."
         )
-    limits = " ".join(f'"{limit}"' for limit in LIMITS)
-    return f'Install it, then EPL again:\n  pip install "tensorflow=={RELEASE}" {limits}'
+    words = " ".join(f'"{word}"' for word in release.cpu)
+    return f"Install it, then EPL again:\n  pip install {words}"
 
 
 def _refusal(seen: str, remedy: str) -> str:

@@ -1,7 +1,8 @@
 """Sets the project up on this machine: `python3 tools/set_up`. Any Python from 3.6 can run it.
 
-Environment: PYTHON (the Python 3.7 to use), VENV (folder of the virtual environment, default .venv), EPL_TF (auto, cpu,
-gpu, system), CXX (the compiler), EPL_APT=off (install no package of the operating system). docs/install.md tells more.
+Environment: PYTHON (the Python to use), TF (1.15, 2.15, 2.21), VENV (folder of the virtual environment, default .venv,
+or .venv-2.21 with TF=2.21), EPL_TF (auto, cpu, gpu, system), CXX (the compiler), EPL_APT=off (install no package of the
+operating system). docs/install.md tells more.
 """
 
 import fcntl
@@ -17,8 +18,8 @@ def main() -> int:
     """Runs set-up for the checkout that this file is in; the exit code."""
     root = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
     start = time.time()
-    job = environment.SetUp(root, dict(os.environ), _say, progress=sys.stdout.isatty())
     try:
+        job = environment.SetUp(root, dict(os.environ), _say, progress=sys.stdout.isatty())
         os.makedirs(os.path.dirname(job.venv), exist_ok=True)
         with open(job.venv.rstrip("/") + ".lock", "w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)  # one at a time: a second one waits, then finds everything done

@@ -12,13 +12,13 @@ from typing import Callable, Dict, List, Mapping, Optional
 import pythons
 import stamps
 import system
+import tensorflow_releases
 from installer import Installer
 from pythons import SetUpError
+from tensorflow_releases import Release
 
 TENSORFLOW_CHOICES = ("auto", "cpu", "gpu", "system")
-LIBRARIES = tuple(
-    os.path.join("epl", "lib", name) for name in ("libepl_comm.so", "libepl_tf.so", "built_for.json")
-)  # fmt: skip
+LIBRARIES = ("libepl_comm.so", "libepl_tf.so", "built_for.json")
 _SOURCES = (".h", ".hpp", ".c", ".cc", ".cpp", ".cu", ".inc", ".mk", ".py", ".sh")
 
 
@@ -29,12 +29,14 @@ class SetUp:
         """
         Args:
             root: The checkout.
-            env: Environment variables: PYTHON, VENV, EPL_TF, CXX, EPL_APT.
+            env: Environment variables: PYTHON, VENV, TF, EPL_TF, CXX, EPL_APT.
             say: Takes a line for the user.
             progress: Whether to show what is downloaded.
         """
         self.root = os.path.abspath(root)
-        self.venv = os.path.join(self.root, env.get("VENV") or ".venv")
+        chosen = pythons.chosen_release(env)
+        default = ".venv" if chosen is None or chosen.is_default_environment else ".venv-" + chosen.name
+        self.venv = os.path.join(self.root, env.get("VENV") or default)
         self.python = os.path.join(self.venv, "bin", "python")
         self._env = env
         self._say = say
@@ -64,10 +66,11 @@ class SetUp:
         wanted = self._wanted_python(current)
         if wanted is None and current is not None:
             self._version = current.version
+            self._release = self._release_of(current)
             return False
         if wanted is None:
             wanted = pythons.choose(self._env, self.venv, self._say)
-        self._say(f"Python {pythons.version_text(wanted.version)} ({wanted.path}, from {wanted.origin})")
+        self._say_python(wanted)
         if os.path.isdir(self.venv) and os.listdir(self.venv):
             self._remove_venv()
         self._need_venv_module(wanted)
@@ -80,6 +83,7 @@ class SetUp:
             )
         if self._tensorflow == "system" and wanted.tensorflow is None:
             raise SetUpError(f"EPL_TF=system, but {wanted.path} has no TensorFlow 1.15 installed.")
+        self._release = pythons.release_of(wanted.version, self._env)
         os.makedirs(self.venv, exist_ok=True)
         self._stamps = stamps.Stamps(self.venv)
         self._stamps.set("made_by", "set-up")
@@ -87,9 +91,22 @@ class SetUp:
         options = ["--system-site-packages"] if self._tensorflow == "system" else []
         self._call([wanted.path, "-m", "venv"] + options + [self.venv])
         self._stamps.set("system", wanted.tensorflow if self._tensorflow == "system" else None)
+        self._stamps.set("release", self._release.name)
         self._stamps.set("complete", True)
         self._version = wanted.version
         return True
+
+    def _say_python(self, wanted: pythons.Interpreter) -> None:
+        release = pythons.release_of(wanted.version, self._env)
+        why = ""
+        if not self._env.get("TF") and not self._env.get("PYTHON") and not release.is_default_environment:
+            why = f"; TensorFlow {release.name}, as no Python of TensorFlow 1.15 (3.7, 3.6) is here"
+        self._say(f"Python {pythons.version_text(wanted.version)} ({wanted.path}, from {wanted.origin}){why}")
+
+    def _release_of(self, current: pythons.Interpreter) -> Release:
+        """The TensorFlow of an environment that is there; one that set-up did not make has the one of its Python."""
+        noted = tensorflow_releases.by_name(self._stamps.get("release") or "")
+        return noted or pythons.release_of(current.version, self._env)
 
     def _wanted_python(self, current: Optional[pythons.Interpreter]) -> Optional[pythons.Interpreter]:
         """The interpreter to make the environment from, when the one that is there is not what was asked for."""
@@ -98,10 +115,12 @@ class SetUp:
         other_tensorflow = self._stamps.get("made_by") and (
             (self._tensorflow == "system") != bool(self._stamps.get("system")) and self._tensorflow != "auto"
         )
+        chosen = pythons.chosen_release(self._env)
+        other_release = chosen is not None and self._stamps.get("release") not in (None, chosen.name)
         if self._env.get("PYTHON"):
             named = pythons.choose(self._env, self.venv, self._say)
-            return named if named.version[:2] != current.version[:2] or other_tensorflow else None
-        if current.version[:2] not in pythons.ACCEPTED or other_tensorflow:
+            return named if named.version[:2] != current.version[:2] or other_tensorflow or other_release else None
+        if other_tensorflow or other_release or current.version[:2] not in pythons.accepted(chosen):
             return pythons.choose(self._env, self.venv, self._say)
         return None
 
@@ -133,14 +152,19 @@ class SetUp:
         if self._stamps.get("system"):
             return None
         gpu = self._tensorflow == "gpu" or (self._tensorflow == "auto" and system.has_gpu(self._env))
-        return self._file("tensorflow-gpu.txt" if gpu else "tensorflow.txt")
+        of_release = "" if self._release.is_default_environment else "-" + self._release.name
+        return self._file("tensorflow{}{}.txt".format("-gpu" if gpu else "", of_release))
 
     def _tensorflow_text(self) -> str:
         return self._stamps.get("tensorflow") or "no TensorFlow"
 
     def _install_requirements(self) -> bool:
         tensorflow = self._tensorflow_requirement()
-        pins = self._file("py{}.{}.txt".format(*self._version[:2]))
+        pins = self._file(
+            "py{}.{}.txt".format(*self._version[:2])
+            if self._release.is_default_environment
+            else f"tf{self._release.name}.txt"
+        )
         files = [pins] + ([tensorflow] if tensorflow else [])
         stamp = stamps.of_files([self._file("bootstrap.txt")] + files)
         if self._stamps.get("requirements") == stamp:
@@ -150,7 +174,7 @@ class SetUp:
         if not os.path.isdir(self._site_packages("pip")):
             self._call([self.python, "-m", "ensurepip"], "This environment has no pip.")  # one that uv made
         self._installer.install(["-r", self._file("bootstrap.txt")], self.root)
-        if tensorflow:
+        if tensorflow and self._release.is_default_environment:
             other = "tensorflow" if tensorflow.endswith("-gpu.txt") else "tensorflow-gpu"
             self._installer.uninstall(other, self.root)  # both own the same files
         self._installer.install([word for path in files for word in ("-r", path)], self.root)
@@ -170,8 +194,8 @@ class SetUp:
             reason = done.stderr.decode(errors="replace").strip()[-2000:]
             hint = "The processor lacks AVX, which TensorFlow's wheels need.\n" if done.returncode == -4 else ""
             raise SetUpError(f"TensorFlow was installed, but `import tensorflow` fails.\n{hint}{reason}")
-        if " 1.15" not in lines[-1]:
-            raise SetUpError(f"{lines[-1]} is in {self.venv}; TensorFlow 1.15 is needed.")
+        if f" {self._release.name}." not in lines[-1]:
+            raise SetUpError(f"{lines[-1]} is in {self.venv}; TensorFlow {self._release.name} is needed.")
         self._stamps.set("tensorflow", self._stamps.get("system") or lines[-1])
 
     # The native libraries.
@@ -182,7 +206,8 @@ class SetUp:
         cxx = system.compiler(self._env)
         surroundings = self._surroundings(cxx) if cxx else ""
         sources = stamps.of_files(_source_files(csrc))
-        built = all(os.path.exists(os.path.join(self.root, path)) for path in LIBRARIES)
+        folder = self._release.library_folder(self._version[:2])
+        built = all(os.path.exists(os.path.join(self.root, "epl", "lib", folder, name)) for name in LIBRARIES)
         if built and makes and self._stamps.get("native") == [surroundings, sources]:
             return False
         cxx = self._need_tools(cxx)
@@ -230,7 +255,8 @@ class SetUp:
 
     def _install_package(self) -> bool:
         names = ["setup.py", "pyproject.toml", os.path.join("epl", "__init__.py")]
-        names += [os.path.join("tools", "package", name) for name in ("build_backend.py", "build_tensorflow.py")]
+        names += [os.path.join("tools", name) for name in ("package/build_backend.py", "package/build_tensorflow.py")]
+        names += [os.path.join("tools", "tensorflow_releases.py")]
         paths = [os.path.join(self.root, name) for name in names]
         stamp = stamps.of_files(path for path in paths if os.path.exists(path))
         command = os.path.join(self.venv, "bin", "epl-launch")

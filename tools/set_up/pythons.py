@@ -1,7 +1,8 @@
 """Finds the Python that the project runs on.
 
 TensorFlow 1.15 has wheels for Python 3.7 and 3.6; for 3.8 only NVIDIA's build exists, which comes with a machine or an
-image and not from PyPI. So the order is 3.7, 3.6, then a 3.8 that already has a TensorFlow 1.15.
+image and not from PyPI. So the order is 3.7, 3.6, a 3.8 that already has a TensorFlow 1.15, then the Pythons of
+TensorFlow 2. `TF` admits those of one TensorFlow alone.
 
 Owns the search and its words. Making the virtual environment is `environment.py`'s. Reads only the environment that it
 is given, so that tests can describe a machine. Any Python from 3.6 can run this file.
@@ -12,12 +13,16 @@ import json
 import os
 import shutil
 import subprocess
+import sys
 from typing import Callable, Dict, Iterator, List, Mapping, NamedTuple, Optional, Tuple
 
-ACCEPTED = ((3, 7), (3, 6), (3, 8))
+sys.path.append(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+
+import tensorflow_releases
+from tensorflow_releases import Release
 
 # The last uv releases that know Python 3.7 are below 0.7; any uv can run another uv.
-UV_INSTALL = ["tool", "run", "--from", "uv<0.7", "uv", "python", "install", "3.7"]
+UV_INSTALL = ["tool", "run", "--from", "uv<0.7", "uv", "python", "install"]
 
 _PROBE = r"""
 import importlib.util, json, os, re, sys
@@ -77,46 +82,85 @@ def choose(env: Mapping[str, str], venv: str, say: Callable[[str], None]) -> Int
     Raises:
         SetUpError: There is none; the message lists what was seen and how to get one.
     """
+    release = chosen_release(env)
     if env.get("PYTHON"):
         return _named(env["PYTHON"], env)
+    wanted_versions = accepted(release)
     seen: List[str] = []
     for attempt in ("look", "fetch"):
-        if attempt == "fetch" and not _fetch(env, say):
+        if attempt == "fetch" and not _fetch(release or tensorflow_releases.RELEASES[0], env, say):
             break
-        for wanted in ACCEPTED:
+        for wanted in wanted_versions:
             for path, origin in _candidates(wanted, env, venv):
                 found = probe(path, origin, env)
                 if found is None or found.version[:2] != wanted:
                     continue
-                refusal = _refusal(found)
+                refusal = _refusal(found, release)
                 if refusal is None:
                     return found
                 seen.append(f"  {found.path} ({version_text(found.version)}): {refusal}")
-    raise SetUpError(_none_found(seen))
+    raise SetUpError(_none_found(seen, release))
+
+
+def chosen_release(env: Mapping[str, str]) -> Optional[Release]:
+    """The TensorFlow that `TF` names; None where it is not set.
+
+    Raises:
+        SetUpError: there is no such one.
+    """
+    try:
+        return tensorflow_releases.chosen(env)
+    except ValueError as error:
+        raise SetUpError(str(error)) from None
+
+
+def release_of(version: Tuple[int, ...], env: Mapping[str, str]) -> Release:
+    """The TensorFlow for an accepted Python: the one that `TF` names, else the first that has it."""
+    release = chosen_release(env) or tensorflow_releases.of_python(version)
+    assert release is not None, version
+    return release
+
+
+def accepted(release: Optional[Release]) -> List[Tuple[int, int]]:
+    """Versions of Python for a TensorFlow, or for any; the one to take first is first."""
+    versions: List[Tuple[int, int]] = []
+    for one in [release] if release else tensorflow_releases.RELEASES:
+        versions += [python for python in one.pythons if python not in versions]
+    return versions
 
 
 def _named(name: str, env: Mapping[str, str]) -> Interpreter:
     path = shutil.which(name, path=env.get("PATH"))
     if path is None:
-        raise SetUpError(f"PYTHON={name} is not a program. Give a path, or a name on PATH, of a Python 3.7.")
+        raise SetUpError(f"PYTHON={name} is not a program. Give a path, or a name on PATH, of a Python.")
     found = probe(os.path.abspath(path), "PYTHON=" + name, env)
     if found is None:
-        raise SetUpError(f"PYTHON={name} ({path}) does not run as a Python. Give that of a Python 3.7.")
-    refusal = _refusal(found)
+        raise SetUpError(f"PYTHON={name} ({path}) does not run as a Python. Give the path of one.")
+    refusal = _refusal(found, chosen_release(env))
     if refusal is not None:
         raise SetUpError(f"PYTHON={name} is Python {version_text(found.version)}: {refusal}")
     return found
 
 
-def _refusal(found: Interpreter) -> Optional[str]:
-    if found.version[:2] not in ACCEPTED:
-        return "TensorFlow 1.15 needs Python 3.6 or 3.7, or 3.8 with NVIDIA's build. Set PYTHON to one of these."
+def _refusal(found: Interpreter, release: Optional[Release]) -> Optional[str]:
+    if found.version[:2] not in accepted(release):
+        return _wrong_version(release)
     if found.version[:2] == (3, 8) and found.tensorflow is None:
         return (
             "PyPI has no TensorFlow 1.15 for Python 3.8, and none is installed there. Use Python 3.7, or first install "
             "NVIDIA's build (nvidia-tensorflow 1.15.5+nv) into that Python."
         )
     return None
+
+
+def _wrong_version(release: Optional[Release]) -> str:
+    needs = []
+    for one in [release] if release else tensorflow_releases.RELEASES:
+        pythons = [version_text(python) for python in sorted(one.on_pypi)]
+        text = pythons[0] if len(pythons) == 1 else "{} or {}".format(", ".join(pythons[:-1]), pythons[-1])
+        nvidia = ", or 3.8 with NVIDIA's build" if one.on_pypi != one.pythons else ""
+        needs.append(f"TensorFlow {one.name} needs Python {text}{nvidia}")
+    return "; ".join(needs) + ". Set PYTHON to one of these."
 
 
 def _candidates(wanted: Tuple[int, int], env: Mapping[str, str], venv: str) -> Iterator[Tuple[str, str]]:
@@ -151,25 +195,28 @@ def _newest_first(pattern: str) -> List[str]:
     return sorted(glob.glob(pattern), key=key, reverse=True)
 
 
-def _fetch(env: Mapping[str, str], say: Callable[[str], None]) -> bool:
-    """Lets uv, where there is one, download a Python 3.7; True when it did."""
+def _fetch(release: Release, env: Mapping[str, str], say: Callable[[str], None]) -> bool:
+    """Lets uv, where there is one, download a Python for the release; True when it did."""
     uv = shutil.which("uv", path=env.get("PATH"))
     if uv is None:
         return False
-    say("no Python 3.7 here; uv downloads one: uv " + " ".join(UV_INSTALL))
+    words = UV_INSTALL + [release.fetched]
+    say("no Python {} here; uv downloads one: uv {}".format(release.fetched, " ".join(words)))
     environment: Dict[str, str] = dict(env)
-    return subprocess.run([uv] + UV_INSTALL, env=environment, check=False).returncode == 0
+    return subprocess.run([uv] + words, env=environment, check=False).returncode == 0
 
 
-def _none_found(seen: List[str]) -> str:
+def _none_found(seen: List[str], release: Optional[Release]) -> str:
+    python = (release or tensorflow_releases.RELEASES[0]).fetched
+    others = "" if release else " No Python of TensorFlow 2.21 (3.10 to 3.13) either."
     return "\n".join(
-        ["no Python 3.7 found: not on PATH, not under pyenv, not under uv."]
+        [f"no Python {python} found: not on PATH, not under pyenv, not under uv.{others}"]
         + (["Passed over:"] + seen if seen else [])
         + [
             "Get one in one of these ways, then run the same command again:",
-            "  uv " + " ".join("'" + word + "'" if "<" in word else word for word in UV_INSTALL),
-            "  pyenv install 3.7",
-            "  apt-get install python3.7 python3.7-venv      (Ubuntu, with ppa:deadsnakes/ppa)",
-            "or name one that is elsewhere: PYTHON=/path/to/python3.7",
+            "  uv " + " ".join("'" + word + "'" if "<" in word else word for word in UV_INSTALL + [python]),
+            f"  pyenv install {python}",
+            f"  apt-get install python{python} python{python}-venv      (Ubuntu, with ppa:deadsnakes/ppa)",
+            f"or name one that is elsewhere: PYTHON=/path/to/python{python}",
         ]
     )
