@@ -42,9 +42,9 @@ def agreed_scale(
     # Two reductions and no copy of the tensor, as abs would make one. Those of an empty tensor are -inf.
     extremes = [tf.cast(end, tf.float64) for one in values for end in (tf.reduce_max(one), -tf.reduce_min(one))]
     largest = all_max(tf.reduce_max(tf.stack([tf.zeros([], tf.float64), *extremes])))
-    doublings = tf.floor(tf.log(_LARGEST / terms / largest) / math.log(2.0))
+    doublings = tf.floor(tf.math.log(_LARGEST / terms / largest) / math.log(2.0))
     fitting = tf.minimum(tf.constant(wanted, tf.float64), tf.pow(tf.constant(2.0, tf.float64), doublings))
-    return tf.where(tf.is_finite(largest), fitting, tf.constant(wanted, tf.float64))
+    return tf.where_v2(tf.math.is_finite(largest), fitting, tf.constant(wanted, tf.float64))
 
 
 @overload
