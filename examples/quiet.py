@@ -1,8 +1,10 @@
-"""Quiet: `import quiet` before TensorFlow keeps what TensorFlow 1.15 says about itself off the terminal.
+"""Quiet: `import quiet` before TensorFlow keeps what TensorFlow says about itself off the terminal.
 
 These are numpy's warnings about TensorFlow's modules, level I of its C++ code, and its deprecations. Other warnings
 and errors are shown. `TF_CPP_MIN_LOG_LEVEL` and `PYTHONWARNINGS` count where they are set. Under `epl-launch` nothing
 is done: it has the messages in its logs, and shows them with `--verbose`.
+
+From TensorFlow 2.16, `tf.layers` and `tf.keras` of graphs are those of the package tf_keras: the examples ask for it.
 """
 
 import logging
@@ -10,6 +12,7 @@ import os
 import sys
 import warnings
 
+os.environ.setdefault("TF_USE_LEGACY_KERAS", "1")
 if "EPL_TASK_DIR" not in os.environ:
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "1")
     if not sys.warnoptions:
