@@ -222,8 +222,11 @@ def transform(tf_graph: Optional[tf.Graph] = None) -> Optional[TransformReport]:
 
 
 def _find_replica_rows(rewrite: RewriteContext) -> None:
-    """Notes what depends on the rows that a replica has. The training does not need it, so no error ends it."""
-    view = rewrite.view = GraphView(rewrite.tf_graph)
+    """Notes what depends on the rows that a replica has. The training does not need it, so no error ends it.
+
+    The view is not kept: features change ops before the first pass with a view, and do not say which.
+    """
+    view = GraphView(rewrite.tf_graph)
     try:
         rewrite.graph.keep(ReplicaRows, replica_rows.find(rewrite.graph, rewrite.plan, view, rewrite.global_variables))
     except Exception as error:

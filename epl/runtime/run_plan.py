@@ -66,6 +66,7 @@ class RunPlan(NamedTuple):
       uses_replicas: whether other local replicas take part.
       is_collective: whether it needs the other
         processes.
+      trains: whether it computes the gradients of a training step.
       writes_replica_0_alone: whether it changes variables that the other replicas hold copies of (initializers,
         restore).
       written: what it writes without gradients.
@@ -94,6 +95,7 @@ class RunPlan(NamedTuple):
     targets: Tuple[tf.Operation, ...]
     uses_replicas: bool
     is_collective: bool
+    trains: bool
     writes_replica_0_alone: bool
     written: Written
     initializes: FrozenSet[str]
@@ -345,6 +347,7 @@ class RunPlanner:
             targets=asked.targets + tuple(extra),
             uses_replicas=uses_replicas,
             is_collective=is_collective,
+            trains=bool(needed & self._gradients),
             writes_replica_0_alone=asked.foreign,
             written=self._written(by_hand, by_user),
             initializes=self._initializes(needed, asked.fed),

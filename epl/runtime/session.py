@@ -178,7 +178,7 @@ class GraphRunner:
                 state.replicas_current = state.processes_current = False
             state.replicas_current &= not plan.written.differs_between_replicas
             state.processes_current &= not plan.written.differs_between_processes
-            if plan.is_collective:
+            if plan.is_collective and plan.trains:
                 self._replica_check.step_done(self._reader(session))
             return result
 

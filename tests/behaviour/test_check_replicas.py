@@ -5,7 +5,9 @@ from typing import Any, Tuple
 import pytest
 import tensorflow.compat.v1 as tf
 
+import epl
 from epl.utils.errors import ReplicaError
+from tests.behaviour.small import Small
 from tests.parity.context import Context, clone_name
 from tests.parity.oracle import Oracle, topology_name
 from tests.parity.scripts.data import FEATURES, samples
@@ -63,6 +65,30 @@ def test_a_difference_is_a_warning_if_asked_for(oracle: Oracle) -> None:
     (answer,) = oracle.plan((1, 2), _drift, drifts=True, debug__check_replicas=1, debug__replicas_differ="warn")
     assert "error" not in answer.results
     assert answer.log.count("differ between replicas that should hold equal bits: model/weight (ranks 0 | 1)") == 2
+
+
+def _evaluated(ctx: Context, **config: Any) -> None:
+    """Evaluates a collective output between steps."""
+    ctx.init(**config)
+    small = Small()
+    epl.add_to_collection(small.loss, epl.GraphKeys.GLOBAL_MEAN_OBJECTS)
+    with tf.Session() as sess:
+        sess.run(tf.global_variables_initializer())
+        for step in range(4):
+            sess.run(small.loss, small.feed(ctx, step))
+            if step == 2:
+                sess.run(_added(tf.trainable_variables()[0], 1e-3))
+            try:
+                sess.run(small.train_op, small.feed(ctx, step))
+            except ReplicaError as error:
+                ctx.record(error=str(error))
+                return
+
+
+def test_evaluations_are_no_steps(oracle: Oracle) -> None:
+    (answer,) = oracle.plan((1, 2), _evaluated, debug__check_replicas=3)
+    (error,) = answer.results["error"]
+    assert error.startswith("After 3 training steps")
 
 
 @topologies

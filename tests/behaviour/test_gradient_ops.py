@@ -22,8 +22,9 @@ def _run_and_record(ctx: Context, sess: tf.Session, train_op: tf.Operation, feed
     for partition in metadata.partition_graphs:
         for node in partition.node:
             types[node.op] += 1
-            # What the replicas say to each other besides gradients (how many rows each has) is no gradient.
-            if node.op in ("EplAllReduce", "EplAllGather") and "gradients" in node.attr["key"].s.decode():
+            # What the replicas say to each other besides gradients (how many rows, which scale) is no gradient.
+            key = node.attr["key"].s.decode()
+            if node.op in ("EplAllReduce", "EplAllGather") and "gradients" in key and not key.endswith("/scale"):
                 collectives.append(
                     {
                         "type": node.op,

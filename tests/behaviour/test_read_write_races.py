@@ -74,3 +74,47 @@ def test_an_order_of_the_script_stays(oracle: Oracle, resource: bool) -> None:
     expected = oracle.plain(_centers, resource=False, ordered=True, late="").results["loss"]
     losses = _losses(oracle, (1, 1), resource=resource, ordered=True, late="read")
     assert losses == pytest.approx(expected, rel=1e-5)
+
+
+def _branches(ctx: Context, kind: str) -> None:
+    """A branch or a loop reads a variable, and what follows it, or the other branch, takes a write of it."""
+    ctx.init()
+    small = Small()
+    mean = tf.get_variable("mean", [8], initializer=tf.zeros_initializer(), trainable=False)
+    batch = tf.reduce_mean(small.hidden, 0)
+    training = tf.placeholder_with_default(True, [])
+    if kind == "assign in a branch":
+
+        def train() -> tf.Tensor:
+            with tf.control_dependencies([tf.assign(mean, 0.9 * mean + 0.1 * batch)]):
+                return tf.identity(batch)
+
+        taken = tf.cond(training, train, lambda: tf.identity(mean))
+    elif kind == "moving average in a branch":
+        averages = tf.train.ExponentialMovingAverage(0.9)
+
+        def train() -> tf.Tensor:
+            with tf.control_dependencies([averages.apply([batch])]):
+                return tf.identity(batch)
+
+        taken = tf.cond(training, train, lambda: averages.average(batch))
+    else:
+        written = tf.identity(tf.assign(mean, 0.5 * mean + 1.0))
+        taken = tf.while_loop(lambda i, a: i < 2, lambda i, a: (i + 1, a + tf.identity(mean)), [0, written])[1]
+    loss = tf.reduce_mean(tf.square(small.hidden - taken))
+    train_op = tf.train.GradientDescentOptimizer(0.1).minimize(loss)
+    with tf.Session() as sess:
+        sess.run(tf.global_variables_initializer())
+        for step in range(STEPS):
+            ctx.record(loss=sess.run([loss, train_op], small.feed(ctx, step))[0])
+
+
+@pytest.mark.parametrize("devices", [1, 2])
+@pytest.mark.parametrize("kind", ["assign in a branch", "moving average in a branch", "loop"])
+def test_a_branch_or_a_loop_that_needs_the_write_does_not_come_before_it(
+    oracle: Oracle, devices: int, kind: str
+) -> None:
+    (answer,) = oracle.plan((1, devices), _branches, kind=kind)
+    assert OPEN not in answer.log or kind == "loop"
+    if devices == 1:
+        assert answer.results["loss"] == pytest.approx(oracle.plain(_branches, kind=kind).results["loss"], rel=1e-5)

@@ -9,6 +9,7 @@ from epl.parallel.plan.sections import OffloadSection
 from epl.parallel.plan.stages import span_processes
 
 PROCESSES = "/processes"  # after a plan's name: the communicator of its processes
+PART_WRITES = "/part_writes"  # after that: the one for how variables in parts got their values
 PARTS = "/parts"  # after a plan's name: the communicators of the ranks that hold the same shards
 
 
@@ -25,9 +26,9 @@ def processes_of(stages: Sequence[Stage]) -> List[List[int]]:
 def transport_of(plan: Plan, name: str = "") -> str:
     """The transport of the collectives of a plan, or of the communicator `name`.
 
-    The communicator of processes exchanges variables: if these are in host memory, it does not use a device.
+    The communicators of processes exchange variables: if these are in host memory, they do not use a device.
     """
-    on_host = name == plan.name + PROCESSES and section(plan, OffloadSection) is not None
+    on_host = name.startswith(plan.name + PROCESSES) and section(plan, OffloadSection) is not None
     return "auto" if on_host else transport_between(plan.device_type)
 
 
@@ -48,7 +49,7 @@ def all_communicators(plan: Plan) -> List[CommunicatorSpec]:
     ranks += [
         (output.communicator, ranks_of_stage(plan, output.stage)) for output in plan.outputs if output.communicator
     ]
-    ranks.append((plan.name + PROCESSES, sorted(set(plan.owners))))
+    ranks += [(plan.name + PROCESSES + purpose, sorted(set(plan.owners))) for purpose in ("", PART_WRITES)]
     specs = [CommunicatorSpec(name, tuple(owners), transport_of(plan, name)) for name, owners in dict(ranks).items()]
     of_shards = {
         transfer.communicator: group.stage for group in plan.groups if group.of_shards for transfer in group.transfers

@@ -57,11 +57,10 @@ def _of_each_replica(rewrite: RewriteContext, view: GraphView) -> Set[int]:
     collectives = {view.index[name] for name in rewrite.collectives}
     stateful = {one for one in set(view.types) if tf_compat.is_stateful(rewrite.tf_graph, one)}
     sources = batch_sources(view, stateful - {view.types[node] for node in collectives})
-    writes = set(view.writes())
     variables: Set[int] = set()
     while True:
         moving = data_descendants(view, sources | variables, collectives)
-        written = {variable for write in moving & writes for variable in view.variable_inputs(write)}
+        written = {variable for write in moving & rewrite.writes for variable in view.variable_inputs(write)}
         if written <= variables:
             return variables
         variables |= written
@@ -84,6 +83,6 @@ PASS = Pass(
     "check_replicas",
     run,
     "debug.check_replicas",
-    requires=names("cloned collectives syncs"),
+    requires=names("cloned collectives syncs writes"),
     after=names("clone_replicas"),
 )

@@ -126,8 +126,11 @@ def _order_reads(
     for number, training in enumerate(trainings):
         trained = view.ancestors(training.gradients)
         for race in find_races(view, others, trained):
-            if race.write in view.ancestors(race.reads):  # a read of another race waits for it now
+            # Not where the end of a branch or a loop with the read needs the write, as another read may by now.
+            reads = tuple(r for r in race.reads if race.write not in view.ancestors(_ends(view, [r], depths)))
+            if not reads:
                 continue
+            race = race._replace(reads=reads)
             if view.types[race.variable] in op_types.REF_VARIABLES:
                 told.append(describe_race(rewrite.tf_graph, view, race))
             ends = _ends(view, race.reads, depths)

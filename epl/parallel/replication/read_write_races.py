@@ -18,7 +18,7 @@ from epl.ir.view import GraphView
 from epl.utils.source_line import user_line
 
 # They take a variable, and do not look at its value.
-_NO_READS = op_types.WRITES | {"IsVariableInitialized", "VarIsInitializedOp", "VariableShape"}
+_NO_READS = op_types.WRITES | op_types.STATE_QUERIES
 
 
 class Race(NamedTuple):

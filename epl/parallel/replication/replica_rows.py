@@ -14,7 +14,7 @@ from typing import AbstractSet, Dict, FrozenSet, List, NamedTuple, Sequence, Set
 import tensorflow.compat.v1 as tf
 
 from epl.ir import op_types
-from epl.ir.dataflow import SHAPE_OPS, data_descendants, data_inputs
+from epl.ir.dataflow import SHAPE_OPS, data_descendants, data_inputs, has_open_rows
 from epl.ir.gradient_boundary import boundary_nodes
 from epl.ir.graph import Graph
 from epl.ir.inserted_ops import THE_USER
@@ -148,10 +148,18 @@ def _sources(graph: Graph, view: GraphView, nodes: AbstractSet[int]) -> Dict[Out
     """Where rows begin, among nodes: placeholders and data sources; and random numbers, which each replica draws."""
     whole = {tensor.name for tensor in graph.whole_inputs}
     found: Dict[Output, Flow] = {}
-    for node in sorted(nodes & set(view.user_placeholders())):
+    fed, read = (
+        sorted(nodes.intersection(some)) for some in (view.user_placeholders(), view.of_types(op_types.DATA_SOURCES))
+    )
+    outputs = [
+        one for node in fed + read for one in graph.tf_graph.get_operation_by_name(view.nodes[node].name).outputs
+    ]
+    open_rows = any(map(has_open_rows, outputs))  # then what is fed with a known first dimension goes to all replicas
+    for node in fed:
         tensor = graph.tf_graph.get_operation_by_name(view.nodes[node].name).outputs[0]
-        found[node, 0] = SAME if tensor.name in whole or _may_be_a_shape(tensor) else _of_data(tensor, SAME)
-    for node in sorted(nodes & set(view.of_types(op_types.DATA_SOURCES))):
+        is_whole = tensor.name in whole or _may_be_a_shape(tensor) or (open_rows and not has_open_rows(tensor))
+        found[node, 0] = SAME if is_whole else _of_data(tensor, SAME)
+    for node in read:
         for at, tensor in enumerate(graph.tf_graph.get_operation_by_name(view.nodes[node].name).outputs):
             found[node, at] = SAME if tensor.name in whole else _of_data(tensor, UNKNOWN)
     for node in nodes:

@@ -346,9 +346,9 @@ class RewriteContext:
         """The rank of this process among those that own replicas."""
         return sorted(set(self.plan.owners)).index(self.cluster.worker_index)
 
-    def process_communicator(self) -> Communicator:
-        """The communicator with one rank for each process that owns replicas."""
-        return self._open(self.plan.name + PROCESSES, sorted(set(self.plan.owners)))
+    def process_communicator(self, purpose: str = "") -> Communicator:
+        """A communicator with one rank for each process that owns replicas; one for each purpose."""
+        return self._open(self.plan.name + PROCESSES + purpose, sorted(set(self.plan.owners)))
 
     def holders_of_shards(self, name: str, stage: int = 0) -> SubCommunicators:
         """The communicators of the holders of shards, opened at first use; blocks until all processes ask for them."""

@@ -4,12 +4,10 @@ import tensorflow.compat.v1 as tf
 
 from epl.ir import op_types
 from epl.ir.graph import Graph
-from epl.parallel.sharded_variables.variables import INITIALIZED, only_saves
+from epl.parallel.sharded_variables.variables import only_saves
 from epl.parallel.sharding.sharded_variables import ShardedVariables
 from epl.utils import tf_compat
 from epl.utils.errors import PlanError
-
-_NO_VALUE = INITIALIZED | {"VariableShape"}
 
 
 def refuse_late_users(graph: Graph, registry: ShardedVariables, after: int) -> None:
@@ -20,8 +18,9 @@ def refuse_late_users(graph: Graph, registry: ShardedVariables, after: int) -> N
     Raises:
       PlanError: an op computes with a shard.
     """
+    added = () if graph.rewritten is None else graph.rewritten.added
     for op in tf_compat.ops_since(graph.tf_graph, after):
-        if op in graph.own_ops or op.type in _NO_VALUE or only_saves(op):
+        if op in graph.own_ops or op.name in added or op.type in op_types.STATE_QUERIES or only_saves(op):
             continue
         for position, tensor in enumerate(op.inputs):
             name = registry.shard_read(tensor)

@@ -13,6 +13,7 @@ from typing import Dict, FrozenSet, List, Mapping, Sequence, Tuple
 import numpy as np
 import tensorflow.compat.v1 as tf
 
+from epl.parallel.plan.communicators import PART_WRITES
 from epl.parallel.plan.plan import section
 from epl.parallel.plan.sections import OffloadSection
 from epl.parallel.rewriting.context import PartWritesCheck, RewriteContext
@@ -22,7 +23,7 @@ from epl.utils.errors import PlanError
 
 NOTHING, INITIALIZER, RESTORE, ASSIGNMENT = range(4)
 _WORDS = ("nothing", "an initializer", "a restore", "an assignment")
-_KEY = "how variables in parts got their values (first training step of a session, or after an initializer or restore)"
+_KEY = "how variables in parts got their values (first training step of a session, or after they were written by hand)"
 
 
 class PartWrites:
@@ -81,7 +82,7 @@ def run(rewrite: RewriteContext) -> None:
     device = rewrite.host_of(0) if section(rewrite.plan, OffloadSection) is not None else rewrite.device(0)
     with rewrite.building("variables/part_writes"), tf.device(device):
         own = tf.placeholder_with_default(np.zeros([len(variables)], np.int64), [len(variables)])
-        of_worker_0 = rewrite.process_communicator().broadcast(own, rewrite.process_rank, _KEY)
+        of_worker_0 = rewrite.process_communicator(PART_WRITES).broadcast(own, rewrite.process_rank, _KEY)
     kept = frozenset(name for name in variables if process in _writers(sharded, name))
     rewrite.part_writes = PartWritesCheck(own, of_worker_0, variables, kept)
 

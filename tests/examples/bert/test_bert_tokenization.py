@@ -135,7 +135,7 @@ def test_pieces_and_places_of_the_small_set(bert_folder):
 
 def test_the_extra_and_all_requirements_pin_one_release():
     with open(os.path.join(ROOT, "setup.py"), encoding="utf-8") as source:
-        (pin,) = re.findall(r'"(tokenizers==[\d.]+)"', source.read())
+        (pin,) = re.findall(r"'(tokenizers==[\d.]+);", source.read())
     for path in glob.glob(os.path.join(ROOT, "requirements", "py*.txt")):
         with open(path, encoding="utf-8") as source:
             assert f"\n{pin}\n" in source.read(), path

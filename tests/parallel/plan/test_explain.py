@@ -76,7 +76,7 @@ def test_the_tables_of_an_estimated_model_wait_for_its_run(trained, monkeypatch,
 
 
 def test_a_model_that_cannot_be_explained_trains(trained, monkeypatch, caplog):
-    def fail(*_):
+    def fail(*_, **__):
         raise ValueError("odd")
 
     monkeypatch.setenv("EPL_EXPLAIN", "1")
