@@ -148,9 +148,7 @@ def _sources(graph: Graph, view: GraphView, nodes: AbstractSet[int]) -> Dict[Out
     """Where rows begin, among nodes: placeholders and data sources; and random numbers, which each replica draws."""
     whole = {tensor.name for tensor in graph.whole_inputs}
     found: Dict[Output, Flow] = {}
-    fed, read = (
-        sorted(nodes.intersection(some)) for some in (view.user_placeholders(), view.of_types(op_types.DATA_SOURCES))
-    )
+    fed, read = (sorted(nodes & set(some)) for some in (view.user_placeholders(), view.of_types(op_types.DATA_SOURCES)))
     outputs = [
         one for node in fed + read for one in graph.tf_graph.get_operation_by_name(view.nodes[node].name).outputs
     ]
