@@ -156,7 +156,10 @@ def _sources(graph: Graph, view: GraphView, nodes: AbstractSet[int]) -> Dict[Out
     for node in fed:
         tensor = graph.tf_graph.get_operation_by_name(view.nodes[node].name).outputs[0]
         is_whole = tensor.name in whole or _may_be_a_shape(tensor) or (open_rows and not has_open_rows(tensor))
-        found[node, 0] = SAME if is_whole else _of_data(tensor, SAME)
+        of_sparse = any(
+            view.types[one].startswith("Sparse") for one in view.consumers()[node]
+        )  # their rows are no rows
+        found[node, 0] = UNKNOWN if of_sparse else SAME if is_whole else _of_data(tensor, SAME)
     for node in read:
         for at, tensor in enumerate(graph.tf_graph.get_operation_by_name(view.nodes[node].name).outputs):
             found[node, at] = SAME if tensor.name in whole else _of_data(tensor, UNKNOWN)
