@@ -156,9 +156,7 @@ def _sources(graph: Graph, view: GraphView, nodes: AbstractSet[int]) -> Dict[Out
     for node in fed:
         tensor = graph.tf_graph.get_operation_by_name(view.nodes[node].name).outputs[0]
         is_whole = tensor.name in whole or _may_be_a_shape(tensor) or (open_rows and not has_open_rows(tensor))
-        of_sparse = any(
-            view.types[one].startswith("Sparse") for one in view.consumers()[node]
-        )  # their rows are no rows
+        of_sparse = any(_takes_sparse_tensor(view.types[one]) for one in view.consumers()[node])
         found[node, 0] = UNKNOWN if of_sparse else SAME if is_whole else _of_data(tensor, SAME)
     for node in read:
         for at, tensor in enumerate(graph.tf_graph.get_operation_by_name(view.nodes[node].name).outputs):
@@ -167,6 +165,11 @@ def _sources(graph: Graph, view: GraphView, nodes: AbstractSet[int]) -> Dict[Out
         if _SEED in view.nodes[node].serialized_attrs and "seed2" in view.nodes[node].attr:
             found[node, 0] = UNKNOWN
     return found
+
+
+def _takes_sparse_tensor(op_type: str) -> bool:
+    """Whether ops of a type take the components of a SparseTensor, whose first dimension is not that of the batch."""
+    return op_type.startswith("Sparse") and not op_type.startswith(("SparseSoftmax", "SparseSegment", "SparseApply"))
 
 
 def _lowered(graph: Graph, view: GraphView) -> Set[int]:
