@@ -1,12 +1,15 @@
 """`debug.check_replicas` finds the variables that differ between replicas, on all workers, and no others."""
 
+import types
 from typing import Any, Tuple
 
 import pytest
 import tensorflow.compat.v1 as tf
 
 import epl
-from epl.utils.errors import ReplicaError
+from epl.config.config import Config
+from epl.parallel.replication import check_replicas
+from epl.utils.errors import PlanError, ReplicaError
 from tests.behaviour.small import Small
 from tests.parity.context import Context, clone_name
 from tests.parity.oracle import Oracle, topology_name
@@ -111,3 +114,10 @@ def test_moving_averages_of_own_rows_are_not_compared(oracle: Oracle, topology: 
 )
 def test_replicas_hold_equal_bits(oracle: Oracle, topology: Tuple[int, int], config: dict) -> None:
     oracle.plan(topology, train, debug__check_replicas=1, **config)
+
+
+def test_stages_in_several_processes_are_refused() -> None:
+    config = Config({"debug.check_replicas": 1})
+    rewrite = types.SimpleNamespace(config=config, world_size=2, spans_processes=True)
+    with pytest.raises(PlanError, match="the stages of a replica are in several processes.* as there are stages"):
+        check_replicas.run(rewrite)

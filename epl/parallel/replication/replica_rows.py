@@ -9,12 +9,12 @@ rows is exact, as gradients are averaged. A run tells its own writes and mixing 
 lists those of a step.
 """
 
-from typing import AbstractSet, Dict, FrozenSet, List, NamedTuple, Sequence, Set, Tuple
+from typing import AbstractSet, Dict, List, NamedTuple, Sequence, Set, Tuple
 
 import tensorflow.compat.v1 as tf
 
 from epl.ir import op_types
-from epl.ir.dataflow import SHAPE_OPS, data_descendants, data_inputs, has_open_rows
+from epl.ir.dataflow import batch_nodes, data_inputs, has_open_rows
 from epl.ir.gradient_boundary import boundary_nodes
 from epl.ir.graph import Graph
 from epl.ir.inserted_ops import THE_USER
@@ -149,17 +149,16 @@ def _sources(graph: Graph, view: GraphView, nodes: AbstractSet[int]) -> Dict[Out
     whole = {tensor.name for tensor in graph.whole_inputs}
     found: Dict[Output, Flow] = {}
     fed, read = (sorted(nodes & set(some)) for some in (view.user_placeholders(), view.of_types(op_types.DATA_SOURCES)))
-    outputs = [
-        one for node in fed + read for one in graph.tf_graph.get_operation_by_name(view.nodes[node].name).outputs
-    ]
-    open_rows = any(map(has_open_rows, outputs))  # then what is fed with a known first dimension goes to all replicas
+    tensors = {node: graph.tf_graph.get_operation_by_name(view.nodes[node].name).outputs for node in fed + read}
+    # Then what is fed with a known first dimension goes to all replicas.
+    open_rows = any(has_open_rows(one) for outputs in tensors.values() for one in outputs)
     for node in fed:
-        tensor = graph.tf_graph.get_operation_by_name(view.nodes[node].name).outputs[0]
+        (tensor,) = tensors[node]
         is_whole = tensor.name in whole or _may_be_a_shape(tensor) or (open_rows and not has_open_rows(tensor))
         of_sparse = any(_takes_sparse_tensor(view.types[one]) for one in view.consumers()[node])
         found[node, 0] = UNKNOWN if of_sparse else SAME if is_whole else _of_data(tensor, SAME)
     for node in read:
-        for at, tensor in enumerate(graph.tf_graph.get_operation_by_name(view.nodes[node].name).outputs):
+        for at, tensor in enumerate(tensors[node]):
             found[node, at] = SAME if tensor.name in whole else _of_data(tensor, UNKNOWN)
     for node in nodes:
         if _SEED in view.nodes[node].serialized_attrs and "seed2" in view.nodes[node].attr:
@@ -197,7 +196,7 @@ def _may_be_a_shape(placeholder: tf.Tensor) -> bool:
 def _shown_values(plan: Plan, view: GraphView) -> List[Tuple[int, str]]:
     """The summaries of scalars that are those of one replica's rows, and the names of the scalars."""
     summaries = view.of_types(["ScalarSummary"])
-    own = own_values(view) if summaries else frozenset()
+    own = batch_nodes(view, frozenset()) if summaries else set()
     merged = {output.tensor for output in plan.outputs}
     found = []
     for node in summaries:
@@ -206,12 +205,6 @@ def _shown_values(plan: Plan, view: GraphView) -> List[Tuple[int, str]]:
         if value in own and name not in merged:
             found.append((node, name))
     return found
-
-
-def own_values(view: GraphView) -> FrozenSet[int]:
-    """The nodes that are computed from the rows that a replica has."""
-    data = view.of_types(op_types.DATA_SOURCES) + view.user_placeholders()
-    return frozenset(data_descendants(view, data, set(view.of_types(SHAPE_OPS))))
 
 
 class _Names:

@@ -5,11 +5,12 @@ from typing import Any, Callable, Dict, Iterable, List, Sequence, Set, Tuple
 import tensorflow as tf_api
 import tensorflow.compat.v1 as tf
 from tensorflow.python import pywrap_tensorflow as c_api  # bulk import of clones
-from tensorflow.python.framework import c_api_util  # scoped C buffers
 from tensorflow.python.keras.optimizer_v2 import optimizer_v2
 from tensorflow.python.ops import resource_variable_ops, variables
 from tensorflow.python.training import checkpoint_management, monitored_session, training
 from tensorflow_estimator.python.estimator import training as estimator_training
+
+from epl.utils.tf_compat.bulk_import import import_options, imported, wrapping_operations
 
 __all__ = [
     "EVALUATION_LISTENERS", "KERAS_OPTIMIZERS", "RUN_CONFIGS", "TRAINING_EXECUTORS", "TRAIN_MODULES",
@@ -55,16 +56,9 @@ class LazyOperations(Dict[str, tf.Operation]):
         if name not in self.unwrapped:
             raise KeyError(name)
         self.unwrapped.discard(name)
-        graph = self._graph
-        c_op = c_operation(graph, name)
-        finalized, graph._finalized = graph._finalized, False
-        saved_context = graph._get_control_flow_context()
-        graph._set_control_flow_context(None)
-        try:
-            return tf.Operation(c_op, graph)
-        finally:
-            graph._finalized = finalized
-            graph._set_control_flow_context(saved_context)
+        c_op = c_operation(self._graph, name)
+        with wrapping_operations(self._graph):
+            return tf.Operation(c_op, self._graph)
 
     def __contains__(self, name: object) -> bool:
         return super().__contains__(name) or name in self.unwrapped
@@ -89,24 +83,12 @@ def import_nodes(
     Raises:
       ValueError: TensorFlow refused a node; the error has TensorFlow's text.
     """
-    scoped_options = c_api_util.ScopedTFImportGraphDefOptions()
-    options = scoped_options.options
-    c_api.TF_ImportGraphDefOptionsSetUniquifyNames(options, False)
-    c_api.TF_ImportGraphDefOptionsSetValidateColocationConstraints(options, False)
-    for name, index, tensor in inputs:
-        c_api.TF_ImportGraphDefOptionsAddInputMapping(options, name, index, tensor._as_tf_output())
-    for name, operation in controls:
-        c_api.TF_ImportGraphDefOptionsRemapControlDependency(options, name, operation._c_op)
+    scoped_options = import_options(c_api, inputs, controls)
     operations = graph._nodes_by_name
     if not isinstance(operations, LazyOperations):
         operations = graph._nodes_by_name = LazyOperations(graph, operations)
     with graph._mutation_lock():
-        with c_api_util.tf_buffer(graph_def) as serialized:
-            try:
-                results = c_api.TF_GraphImportGraphDefWithResults(graph._c_graph, serialized, options)
-            except tf.errors.InvalidArgumentError as error:
-                raise ValueError(str(error)) from error
-            c_api_util.ScopedTFImportGraphDefResults(results)
+        imported(c_api, graph, graph_def, scoped_options.options)
         operations.unwrapped.update(names)
 
 

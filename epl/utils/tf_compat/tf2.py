@@ -12,15 +12,13 @@ import tensorflow.compat.v1 as tf
 from tensorflow.python.checkpoint import checkpoint_management
 from tensorflow.python.client import pywrap_tf_session as c_api  # bulk import of clones
 from tensorflow.python.eager import context as eager_context  # whether something ran eagerly
-from tensorflow.python.framework import (
-    c_api_util,  # scoped C buffers
-    ops,  # whether the default graph has been built in
-)
+from tensorflow.python.framework import ops  # whether the default graph has been built in
 from tensorflow.python.ops import ref_variable, resource_variable_ops
 from tensorflow.python.training import monitored_session, training
 from tensorflow.python.util import deprecation
 
 from epl.utils.errors import GraphModeError
+from epl.utils.tf_compat.bulk_import import import_options, imported, wrapping_operations
 
 __all__ = [
     "EVALUATION_LISTENERS", "KERAS_OPTIMIZERS", "RUN_CONFIGS", "TRAINING_EXECUTORS", "TRAIN_MODULES",
@@ -108,38 +106,15 @@ def import_nodes(
     Raises:
       ValueError: TensorFlow refused a node; the error has TensorFlow's text.
     """
-    scoped_options = c_api_util.ScopedTFImportGraphDefOptions()
-    options = scoped_options.options
-    c_api.TF_ImportGraphDefOptionsSetUniquifyNames(options, False)
-    c_api.TF_ImportGraphDefOptionsSetValidateColocationConstraints(options, False)
-    for name, index, tensor in inputs:
-        c_api.TF_ImportGraphDefOptionsAddInputMapping(options, name, index, tensor._as_tf_output())
-    for name, operation in controls:
-        c_api.TF_ImportGraphDefOptionsRemapControlDependency(options, name, operation._c_op)
+    scoped_options = import_options(c_api, inputs, controls)
     for name in names:
-        c_api.TF_ImportGraphDefOptionsAddReturnOperation(options, name)
+        c_api.TF_ImportGraphDefOptionsAddReturnOperation(scoped_options.options, name)
     with graph._mutation_lock():
-        with c_api_util.tf_buffer(graph_def) as serialized:
-            try:
-                results = c_api.TF_GraphImportGraphDefWithResults(graph._c_graph, serialized, options)
-            except tf.errors.InvalidArgumentError as error:
-                raise ValueError(str(error)) from error
-        scoped_results = c_api_util.ScopedTFImportGraphDefResults(results)
-        _wrap_operations(graph, c_api.TF_ImportGraphDefResultsReturnOperations(scoped_results.results))
+        results = imported(c_api, graph, graph_def, scoped_options.options)
+        with wrapping_operations(graph):
+            for c_op in c_api.TF_ImportGraphDefResultsReturnOperations(results.results):
+                tf.Operation._from_c_op(c_op, graph)
     _note_functions(graph, graph_def)
-
-
-def _wrap_operations(graph: tf.Graph, c_ops: Iterable[Any]) -> None:
-    """Makes the Python objects of ops, outside of any control flow."""
-    finalized, graph._finalized = graph._finalized, False
-    saved_context = graph._get_control_flow_context()
-    graph._set_control_flow_context(None)
-    try:
-        for c_op in c_ops:
-            tf.Operation._from_c_op(c_op, graph)
-    finally:
-        graph._finalized = finalized
-        graph._set_control_flow_context(saved_context)
 
 
 def _note_functions(graph: tf.Graph, graph_def: bytes) -> None:
