@@ -262,8 +262,7 @@ class RewriteContext:
         self.earlier = earlier
         self.first_new = len(earlier.view)
         self.copied = frozenset(earlier.view.names(earlier.cloned))
-        left_out = earlier.added.difference(earlier.view.index)
-        self.view = GraphView(self.tf_graph, earlier.view, left_out)
+        self.view = self.new_view()
         self.communicators = earlier.communicators
         self.orders = list(earlier.orders)
         self.rows_read = dict(earlier.rows_read)
@@ -277,6 +276,12 @@ class RewriteContext:
         self.broadcasts = list(earlier.broadcasts)
         self.built = set(earlier.built)
         self.added_functions = set(earlier.added_functions)
+
+    def new_view(self) -> GraphView:
+        """A view of the graph as it is now; after an earlier rewriting, without the copies that it has made."""
+        if self.earlier is None or self.earlier.view is None:
+            return GraphView(self.tf_graph)
+        return GraphView(self.tf_graph, self.earlier.view, self.earlier.added.difference(self.earlier.view.index))
 
     def take_in_earlier(self) -> None:
         """Adds to what this rewriting has changed what the earlier one did; after the passes."""
