@@ -38,18 +38,12 @@ def run(rewrite: RewriteContext) -> None:
     """Adds the collectives of replica 0 and rewires the boundaries."""
     if rewrite.world_size == 1:
         return
-    batch_weights = _row_weights(rewrite)
-    if batch_weights is not None:
-        weight = batch_weights.own
-    else:
-        with rewrite.building("rows"):
-            weight = tf.placeholder_with_default(tf.constant(1.0, tf.float64), [], name="weight")
-    rewrite.weight = weight
+    weight = rewrite.weight = _weight(rewrite)
     if rewrite.sharded is not None:
         rewrite.collectives.update(op.name for op in rewrite.sharded.collectives)
     accumulations = agree_steps.by_boundary(rewrite.graph)
     agreed: Dict[str, tf.Operation] = {}
-    for group, boundaries in zip(rewrite.plan.groups, rewrite.groups):
+    for group, boundaries in rewrite.new_groups:
         context = control_flow_context(boundaries)
         accumulation = accumulations.get(first_tensor(boundaries.boundaries[0][1]).op.name)
         with rewrite.building(group.name, group.stage):
@@ -77,6 +71,17 @@ def run(rewrite: RewriteContext) -> None:
                 communicator = rewrite.communicator(f"{rewrite.plan.name}/{name}")
                 gate = agree_steps.agree(rewrite, communicator, name, accumulation, weight)
             _add_gate(rewrite, gate, {first_tensor(source).op.name for source in accumulation.sources})
+
+
+def _weight(rewrite: RewriteContext) -> tf.Tensor:
+    """The weight of replica 0 in means."""
+    if rewrite.weight is not None:  # of an earlier rewriting
+        return rewrite.weight
+    batch_weights = _row_weights(rewrite)
+    if batch_weights is not None:
+        return batch_weights.own
+    with rewrite.building("rows"):
+        return tf.placeholder_with_default(tf.constant(1.0, tf.float64), [], name="weight")
 
 
 def _add_gate(rewrite: RewriteContext, gate: tf.Operation, gradients: Set[str]) -> None:

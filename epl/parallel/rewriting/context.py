@@ -32,7 +32,7 @@ from epl.ops.communicator import Communicator
 from epl.ops.communicator_groups import SubCommunicators
 from epl.parallel.plan.communicators import PROCESSES, ranks_of_stage, shard_holders, transport_of
 from epl.parallel.plan.gradient_groups import BoundaryGroup
-from epl.parallel.plan.plan import Plan, host_of_device, ranks_of, world_size
+from epl.parallel.plan.plan import GradientGroup, Plan, host_of_device, ranks_of, world_size
 from epl.parallel.plan.replica_groups import replica_groups
 from epl.parallel.plan.stages import span_processes
 from epl.parallel.sharding.sharded_variables import ShardedVariables
@@ -198,6 +198,9 @@ class RewriteContext:
         cluster: Cluster,
     ) -> None:
         self.running: Optional[Pass] = None
+        self.earlier: Optional[RewriteContext] = None
+        self.first_new = 0
+        self.copied: FrozenSet[str] = frozenset()
         self.graph = graph
         self.tf_graph = graph.tf_graph
         self.plan = plan
@@ -252,6 +255,52 @@ class RewriteContext:
         keys = (tf.GraphKeys.GLOBAL_VARIABLES, tf.GraphKeys.TRAINABLE_VARIABLES, tf.GraphKeys.MODEL_VARIABLES)
         names = frozenset(v.op.name for key in keys for v in self.tf_graph.get_collection_ref(key))
         self.global_variables = frozenset(map(self.shard_of, names))
+
+    def go_on_from(self, earlier: "RewriteContext") -> None:
+        """Takes over what an earlier rewriting of this graph has built; its passes then add to that."""
+        assert earlier.view is not None
+        self.earlier = earlier
+        self.first_new = len(earlier.view)
+        self.copied = frozenset(earlier.view.names(earlier.cloned))
+        self.view = self.new_view()
+        self.communicators = earlier.communicators
+        self.orders = list(earlier.orders)
+        self.rows_read = dict(earlier.rows_read)
+        self.data_shown = dict(earlier.data_shown)
+        self.weight, self.weights, self.counted = earlier.weight, earlier.weights, earlier.counted
+        self.gates = list(earlier.gates)
+        self.collectives = set(earlier.collectives)
+        self.merged = dict(earlier.merged)
+        self.plain_summaries = dict(earlier.plain_summaries)
+        self.syncs = list(earlier.syncs)
+        self.broadcasts = list(earlier.broadcasts)
+        self.built = set(earlier.built)
+        self.added_functions = set(earlier.added_functions)
+
+    def new_view(self) -> GraphView:
+        """A view of the graph as it is now; after an earlier rewriting, without the copies that it has made."""
+        if self.earlier is None or self.earlier.view is None:
+            return GraphView(self.tf_graph)
+        return GraphView(self.tf_graph, self.earlier.view, self.earlier.added.difference(self.earlier.view.index))
+
+    def take_in_earlier(self) -> None:
+        """Adds to what this rewriting has changed what the earlier one did; after the passes."""
+        earlier = self.earlier
+        assert earlier is not None
+        self.added |= earlier.added
+        self.user_nodes.update(earlier.user_nodes)
+        self.user_devices.update(earlier.user_devices)
+        self.earlier, self.first_new, self.copied = None, 0, frozenset()
+
+    def is_new(self, node: int) -> bool:
+        """Whether a node of the view was not there for an earlier rewriting."""
+        return node >= self.first_new
+
+    @property
+    def new_groups(self) -> List[Tuple[GradientGroup, BoundaryGroup]]:
+        """The groups of gradients that no earlier rewriting has aggregated."""
+        done = 0 if self.earlier is None else len(self.earlier.groups)
+        return list(zip(self.plan.groups, self.groups))[done:]
 
     @property
     def base_rank(self) -> int:
