@@ -47,9 +47,10 @@ void UseLocal(Transport* transport) {
 Status MakeTransport(Job* job, const Members& members, const std::string& name, const std::string& wanted,
                      Transport* transport) {
   const bool alone = members.num_members() == 1;
-  if (wanted != "auto" && wanted != "local" && wanted != "shm" && wanted != "gloo" && wanted != "nccl") {
+  if (wanted != "auto" && wanted != "local" && wanted != "shm" && wanted != "gloo" && wanted != "hierarchical" &&
+      wanted != "nccl") {
     return Status(EPL_INVALID_ARGUMENT, "communicator '" + name + "': no transport is named '" + wanted +
-                                            "'; expected auto, local, shm, gloo or nccl");
+                                            "'; expected auto, local, shm, gloo, hierarchical or nccl");
   }
   if (!alone) {
     Status status = CheckSameCommunicator(job, members, name, wanted);
@@ -87,12 +88,13 @@ Status MakeTransport(Job* job, const Members& members, const std::string& name, 
     if (status.ok() || wanted == "shm") return status.ok() ? status : refuse(status);
     if (status.code() != EPL_FAILED_PRECONDITION) return status;
   }
-  if (alone) {
+  const bool hierarchical = wanted == "hierarchical";
+  if (alone && !hierarchical) {
     UseLocal(transport);
     return Status();
   }
   transport->gate = MakeControlGate(job, members, name);
-  Status status = MakeGloo(job, members, name, &transport->exchange);
+  Status status = MakeGloo(job, members, name, hierarchical, &transport->exchange);
   return status.ok() ? status : refuse(status);
 }
 
