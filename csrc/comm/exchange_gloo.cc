@@ -242,8 +242,7 @@ class GlooExchange : public Exchange {
 // The layout, and the shared memory of this machine if its processes can share any.
 Status MakeMachines(Job* job, const Members& members, const std::string& name, std::unique_ptr<Machines>* machines) {
   std::unique_ptr<Machines> made(new Machines);
-  Status status = MakeMachineLayout(*job, members, &made->layout);
-  if (!status.ok()) return status;
+  made->layout = MakeMachineLayout(*job, members);
   const int machine = made->layout.machine_of[members.self];
   made->inside.self = made->layout.place_of[members.self];
   for (int member : made->layout.members[machine]) {
@@ -254,8 +253,8 @@ Status MakeMachines(Job* job, const Members& members, const std::string& name, s
   }
   made->slots.resize(made->inside.num_members());
   // The number of the machine keeps apart what several of them do at the same time.
-  status = MakeShm(job, made->inside, Format("%s/machine %d", name.c_str(), machine), nullptr, &made->exchange,
-                   SlotBytes(members.num_members()));
+  Status status = MakeShm(job, made->inside, Format("%s/machine %d", name.c_str(), machine), nullptr, &made->exchange,
+                          SlotBytes(members.num_members()));
   if (!status.ok() && status.code() != EPL_FAILED_PRECONDITION) return status;
   *machines = std::move(made);
   return Status();
@@ -269,11 +268,7 @@ Status MakeGloo(Job* job, const Members& members, const std::string& name, bool 
                 std::unique_ptr<Exchange>* exchange) {
   std::unique_ptr<Machines> machines;
   std::string failure;
-  if (hierarchical) {
-    Status made = MakeMachines(job, members, name, &machines);
-    if (made.code() == EPL_INVALID_ARGUMENT) return made;  // the same on all members
-    failure = made.message();
-  }
+  if (hierarchical) failure = MakeMachines(job, members, name, &machines).message();
   StallWatch watch(job, members.processes, -1, job->NameOf(job->process()),
                    "the connections of communicator '" + name + "'");
   std::unique_ptr<Mesh> mesh;

@@ -23,9 +23,10 @@ struct MachineLayout {
   int num_places() const { return static_cast<int>(members[0].size()); }
 };
 
-// Processes whose addresses have one host run on one machine. An error unless there are several machines with equally
-// many members, at least two on each.
-Status MakeMachineLayout(const Job& job, const Members& members, MachineLayout* layout);
+// Processes whose addresses have one host run on one machine.
+MachineLayout MakeMachineLayout(const Job& job, const Members& members);
+// Whether there are several machines with equally many members, at least two on each.
+bool HasMachines(const Job& job, const Members& members);
 
 }  // namespace epl
 

@@ -4,6 +4,7 @@
 
 #include "comm/exchange_gloo.h"
 #include "comm/exchange_shm.h"
+#include "comm/machine_layout.h"
 #include "comm/nccl.h"
 #include "comm/wire.h"
 
@@ -60,7 +61,7 @@ Status MakeTransport(Job* job, const Members& members, const std::string& name, 
     return Status(status.code(),
                   "communicator '" + name + "' cannot use transport " + wanted + ": " + status.message());
   };
-  if (wanted == "local" || (wanted == "auto" && alone)) {
+  if (wanted == "local" || (alone && (wanted == "auto" || wanted == "hierarchical"))) {
     if (!alone) {
       return refuse(Status(EPL_INVALID_ARGUMENT, "its ranks live in several processes; use auto, shm or gloo"));
     }
@@ -79,7 +80,8 @@ Status MakeTransport(Job* job, const Members& members, const std::string& name, 
     Status status = MakeNccl(job, members, name, &transport->device);
     return status.ok() ? status : refuse(status);
   }
-  if (wanted == "shm" || wanted == "auto") {
+  const bool several = wanted == "hierarchical" && HasMachines(*job, members);
+  if (wanted == "shm" || wanted == "auto" || (wanted == "hierarchical" && !several)) {
     if (alone) {  // asked for by name: nothing to share with
       UseLocal(transport);
       return Status();
@@ -88,13 +90,12 @@ Status MakeTransport(Job* job, const Members& members, const std::string& name, 
     if (status.ok() || wanted == "shm") return status.ok() ? status : refuse(status);
     if (status.code() != EPL_FAILED_PRECONDITION) return status;
   }
-  const bool hierarchical = wanted == "hierarchical";
-  if (alone && !hierarchical) {
+  if (alone) {
     UseLocal(transport);
     return Status();
   }
   transport->gate = MakeControlGate(job, members, name);
-  Status status = MakeGloo(job, members, name, hierarchical, &transport->exchange);
+  Status status = MakeGloo(job, members, name, several, &transport->exchange);
   return status.ok() ? status : refuse(status);
 }
 

@@ -1,4 +1,4 @@
-// The hierarchical transport: what passes between machines, the order of its sums, what it refuses, and deaths. That
+// The hierarchical transport: what passes between machines, the order of its sums, where it is used, and deaths. That
 // its results are right is tested with those of the other transports, in test_kinds.cc.
 
 #include <signal.h>
@@ -145,23 +145,16 @@ TEST(hierarchical_sums_by_machine) {
   }
 }
 
-TEST(hierarchical_refused) {
-  if (!HasGloo()) return;
-  struct Wrong {
-    std::vector<int> hosts;
-    std::string words;
-  };
-  for (const Wrong& wrong : {Wrong{{1, 1}, "its processes are 2 on 127.0.0.1; expected several machines"},
-                             Wrong{{1, 2}, "its processes are 1 on 127.0.0.1, 1 on 127.0.0.2; expected"},
-                             Wrong{{1, 1, 2}, "its processes are 2 on 127.0.0.1, 1 on 127.0.0.2; expected"}}) {
-    const int size = static_cast<int>(wrong.hosts.size());
+TEST(hierarchical_is_auto_elsewhere) {
+  for (const std::vector<int>& hosts : {std::vector<int>{1, 1}, {1, 2}, {1, 1, 2}}) {
+    const int size = static_cast<int>(hosts.size());
     Options options = MakeOptions(size);
-    SetMachines(wrong.hosts, &options);
+    SetMachines(hosts, &options);
     RunProcesses(size, [&](int process) {
       Job job(options, process);
-      std::string message;
-      CHECK(job.TryMake("world", Even(size, 1), "hierarchical", &message) == EPL_INVALID_ARGUMENT);
-      CHECK_HAS(message, "communicator 'world' cannot use transport hierarchical: " + wrong.words);
+      epl_communicator* communicator = job.Make("world", Even(size, 1), "hierarchical");
+      CHECK(std::string("shm") == epl_communicator_transport(communicator));
+      CHECK(SumOnce(communicator, {process}, "sum", 1000) == EPL_OK);
     });
   }
 }
