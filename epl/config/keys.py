@@ -424,6 +424,7 @@ TRAINING_KEYS = (
     "communication.num_communicators",
     "communication.sparse_as_dense",
     "communication.max_splits",
+    "communication.hierarchy",
     "communication.fp16",
     "communication.fp16_scale",
     "communication.clip_after_allreduce",
