@@ -129,7 +129,9 @@ EPL_EXPORT void epl_job_abort(epl_job* job, const char* reason);
 EPL_EXPORT int epl_job_trouble(epl_job* job, epl_status* status);
 
 // ---- Communicator: ranks that do collectives together. rank_process[r] is the process that owns rank r.
-// transport: "auto", "local" (one process), "shm" (one machine), "gloo" (any), "nccl" (GPU buffers).
+// transport: "auto", "local" (one process), "shm" (one machine), "gloo" (any), "nccl" (GPU buffers; NCCL finds the
+// machines by itself). "hierarchical" is "auto" but between several machines with equally many processes, at least two
+// on each: between these each byte goes once. The host of a process's address is its machine.
 // Collective over the processes that own a rank; they create their communicators in the same order. Names are unique
 // within a job; creating a name again with the same ranks gives the existing one.
 EPL_EXPORT int epl_communicator_create(epl_job* job, const char* name, const int* rank_process, int num_ranks,

@@ -305,8 +305,11 @@ void RunAll(epl_communicator* communicator, const std::vector<int>& rank_process
   }
 }
 
-void RunTransport(const std::string& transport, const std::vector<int>& rank_process, int processes) {
+// `hosts`: by process, the last number of its address 127.0.0.x; each is a machine.
+void RunTransport(const std::string& transport, const std::vector<int>& rank_process, int processes,
+                  const std::vector<int>& hosts = {}) {
   Options options = MakeOptions(processes);
+  SetMachines(hosts, &options);
   RunProcesses(
       processes,
       [&](int process) {
@@ -368,6 +371,19 @@ TEST(kinds_gloo_3x2) {
 }
 TEST(kinds_gloo_4x1) {
   if (HasGloo()) RunTransport("gloo", Even(4, 1), 4);
+}
+
+TEST(kinds_hierarchical_2_machines_x2) {
+  if (HasGloo()) RunTransport("hierarchical", Even(4, 1), 4, {1, 1, 2, 2});
+}
+TEST(kinds_hierarchical_2_machines_interleaved) {
+  if (HasGloo()) RunTransport("hierarchical", {2, 0, 3, 1, 0, 3, 1, 2, 0}, 4, {1, 2, 2, 1});
+}
+TEST(kinds_hierarchical_3_machines_x2) {
+  if (HasGloo()) RunTransport("hierarchical", Even(6, 1), 6, {1, 1, 2, 2, 3, 3});
+}
+TEST(kinds_hierarchical_2_machines_x3) {
+  if (HasGloo()) RunTransport("hierarchical", Even(6, 1), 6, {1, 1, 1, 2, 2, 2});
 }
 
 // float32 sums are added up in the order of the ranks, whatever the transport and the chunks, and equal on all ranks.

@@ -196,6 +196,16 @@ KEYS: Tuple[Key, ...] = (
         "after the collective. Gradients that would overflow take a smaller power of two, which all ranks agree on.",
     ),
     Key(
+        "communication.hierarchy",
+        ChoiceType("auto", "on", "off"),
+        "auto",
+        "",
+        "Hierarchical collectives of workers on CPUs: between two machines each byte goes once, not once for each "
+        "worker. "
+        '"on" is refused where the machines have not equally many workers, at least two. "auto": where they have, and '
+        "the link inside a machine is faster than a worker's share of the network (auto.machine, or presets).",
+    ),
+    Key(
         "communication.clip_after_allreduce",
         BoolType(),
         False,
@@ -414,6 +424,7 @@ TRAINING_KEYS = (
     "communication.num_communicators",
     "communication.sparse_as_dense",
     "communication.max_splits",
+    "communication.hierarchy",
     "communication.fp16",
     "communication.fp16_scale",
     "communication.clip_after_allreduce",

@@ -25,6 +25,7 @@ from epl.parallel.plan.communicators import all_communicators
 from epl.parallel.plan.dedicated_devices import tell_of_shared_devices
 from epl.parallel.plan.gradient_groups import find_groups, find_trainings
 from epl.parallel.plan.graph_digest import GraphDigest
+from epl.parallel.plan.hierarchy import plan_hierarchy
 from epl.parallel.plan.row_shares import plan_row_shares
 from epl.parallel.plan.stages import batches_of_step, plan_batch_parts, plan_stages
 from epl.parallel.plan.unequal_scopes import tell_of_first_devices
@@ -189,6 +190,7 @@ def transform(tf_graph: Optional[tf.Graph] = None) -> Optional[TransformReport]:
         kind = CheckedRewrite if os.environ.get("EPL_VERIFY") else RewriteContext
         rewrite = kind(graph, plan, groups, trainings, env.config, cluster)
         sections = [feature.plan(rewrite) for feature in features.FEATURES]
+        sections.append(plan_hierarchy(env.config, cluster))
         rewrite.divisions = batch_division.find(rewrite)
         plan = rewrite.plan = plan._replace(
             features=tuple(one for one in sections if one is not None),

@@ -21,6 +21,7 @@ EPL_DEFAULTS = {
     "io.unbalanced_io_slicing": False,
     "io.slicing": False,
     "communication.sparse_as_dense": False,
+    "communication.hierarchy": "auto",
     "communication.max_splits": 5,
     "communication.num_communicators": 2,
     "communication.fp16": False,

@@ -324,6 +324,27 @@ class GroupedApplySection(NamedTuple):
         return [f"updates in {self.groups} groups"]
 
 
+class HierarchySection(NamedTuple):
+    """Collectives between machines with several workers each: `communication.hierarchy`.
+
+    Attributes:
+      hierarchical: whether each byte goes between two machines once; otherwise once for each worker.
+      workers: the workers of each machine, in the order of their first workers.
+      reason: why, in words.
+    """
+
+    hierarchical: bool
+    workers: Tuple[int, ...]
+    reason: str
+
+    def describe(self) -> List[str]:
+        """The section in lines for a person."""
+        algorithm = "hierarchical" if self.hierarchical else "flat"
+        numbers = sorted(set(self.workers))
+        workers = "{}".format(numbers[0]) if len(numbers) == 1 else "{} to {}".format(numbers[0], numbers[-1])
+        return [f"collectives between {len(self.workers)} machines of {workers} workers are {algorithm}: {self.reason}"]
+
+
 Section = Union[
     PartitionSection,
     SplitSection,
@@ -333,6 +354,7 @@ Section = Union[
     RecomputeSection,
     OffloadSection,
     GroupedApplySection,
+    HierarchySection,
 ]
 
 
