@@ -17,7 +17,7 @@ from epl.planner.machine.files import read_machine
 from epl.planner.machine.job_devices import machine_of_job
 from epl.planner.machine.machine import Machine
 from epl.planner.machine.routes import Routes
-from epl.utils.errors import PlanError
+from epl.utils.errors import MachineError, PlanError
 
 _KEY = "communication.hierarchy"
 
@@ -88,5 +88,8 @@ def _by_links(config: Config, cluster: Cluster, each: int, workers: Tuple[int, .
 
 def _machine(config: Config, cluster: Cluster, node: int) -> Machine:
     if config.auto.machine:
-        return machine_of_job(read_machine(config.auto.machine), cluster.worker_num, cluster.gpu_num_per_worker)
+        try:
+            return machine_of_job(read_machine(config.auto.machine), cluster.worker_num, cluster.gpu_num_per_worker)
+        except MachineError:
+            pass  # for plans of another job: the links of this one are not known
     return read_machine(f"{len(set(cluster.machines))}x{node}*cpu,eth-10")
