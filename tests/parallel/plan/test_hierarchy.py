@@ -28,6 +28,7 @@ def cluster(machines, device_type="CPU", devices=1):
         ("aabb", "auto", "2x2*cpu,eth-100", "2 workers are flat: shm is no faster than a worker's share of eth-100"),
         ("aabb", "on", "2x2*cpu,eth-100", '2 workers are hierarchical: communication.hierarchy is "on"'),
         ("aabb", "off", "", '2 workers are flat: communication.hierarchy is "off"'),
+        ("aabb", "auto", "2*cpu", "2 workers are hierarchical: shm is faster than a worker's share of eth-10"),
         ("aab", "auto", "", "1 to 2 workers are flat: the machines have unequal numbers of workers"),
     ],
 )
