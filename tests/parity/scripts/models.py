@@ -11,10 +11,29 @@ Model = Callable[[tf.Tensor, tf.Tensor, tf.Tensor], tf.Tensor]
 
 MODELS: Dict[str, Model] = {}
 
+
+class AnyOrder(tf.train.GradientDescentOptimizer):
+    """Adds rows with equal indices in another order on each replica, as kernels for a GPU may."""
+
+    def _apply_sparse_duplicate_indices(self, grad: tf.IndexedSlices, var: tf.Variable) -> tf.Operation:
+        order = tf.random.shuffle(tf.range(tf.size(grad.indices)))
+        values, indices = tf.gather(grad.values, order), tf.gather(grad.indices, order)
+        return super()._apply_sparse_duplicate_indices(tf.IndexedSlices(values, indices, grad.dense_shape), var)
+
+    def _resource_apply_sparse_duplicate_indices(
+        self, grad: tf.Tensor, handle: tf.Variable, indices: tf.Tensor
+    ) -> tf.Operation:
+        order = tf.random.shuffle(tf.range(tf.size(indices)))
+        return super()._resource_apply_sparse_duplicate_indices(
+            tf.gather(grad, order), handle, tf.gather(indices, order)
+        )
+
+
 OPTIMIZERS: Dict[str, Callable[[], tf.train.Optimizer]] = {
     "sgd": lambda: tf.train.GradientDescentOptimizer(0.1),
     "momentum": lambda: tf.train.MomentumOptimizer(0.05, 0.9),
     "adam": lambda: tf.train.AdamOptimizer(0.01),
+    "any_order": lambda: AnyOrder(0.1),
 }
 
 
