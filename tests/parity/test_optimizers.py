@@ -163,6 +163,16 @@ def test_fp16_on_the_wire(oracle: Oracle, topology: Tuple[int, int]) -> None:
     assert not np.array_equal(kernel, exact[0].results["variables"][0]["out/kernel"])
 
 
+@pytest.mark.parametrize("topology", [(1, 2), (2, 1)], ids=topology_name)
+def test_bfloat16_gradients(oracle: Oracle, topology: Tuple[int, int]) -> None:
+    """The mean of two gradients is rounded once, as TensorFlow does it."""
+    expected = oracle.by_hand(topology, models.train_bfloat16).results["values"][0]
+    for answer in oracle.plan(topology, models.train_bfloat16):
+        for seen, wanted in zip(answer.results["values"][0], expected):
+            assert np.any(wanted)
+            np.testing.assert_array_equal(seen, wanted)
+
+
 def test_fp16_scale_lifts_small_gradients(oracle: Oracle) -> None:
     """Gradients below the smallest half-precision number survive when they are scaled, and vanish when not."""
     reference = oracle.plain(models.train_scaled, factor=1e-8)

@@ -249,6 +249,33 @@ def train(ctx: Context, name: str, optimizer: str = "sgd", scoped: bool = False,
         ctx.record_variables(sess)
 
 
+def train_bfloat16(ctx: Context, **config: object) -> None:
+    """Trains weights that are stored in bfloat16, as are their gradients."""
+    ctx.init(**config)
+    data = samples()
+    x = tf.placeholder(tf.float32, [None, FEATURES], "x")
+    y = tf.placeholder(tf.int32, [None], "y")
+
+    def function(x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
+        kernel = tf.get_variable("kernel", [FEATURES, CLASSES], tf.bfloat16, tf.zeros_initializer())
+        bias = tf.get_variable("bias", [CLASSES], tf.bfloat16, tf.zeros_initializer())
+        return cross_entropy(y, tf.matmul(x, tf.cast(kernel, tf.float32)) + tf.cast(bias, tf.float32))
+
+    optimizer = tf.train.GradientDescentOptimizer(0.1)
+    towers = [optimizer.compute_gradients(loss) for loss in ctx.towers(function, [x, y])]
+    pairs = towers[0]
+    if len(towers) > 1:  # by hand: the mean of the towers is rounded once
+        exact = [tf.add_n([tf.cast(gradient, tf.float32) for gradient, _ in same]) / len(same) for same in zip(*towers)]
+        pairs = [(tf.cast(mean, tf.bfloat16), variable) for mean, (_, variable) in zip(exact, pairs)]
+    train_op = optimizer.apply_gradients(pairs)
+    values = [tf.cast(variable, tf.float32) for variable in tf.trainable_variables()]  # as numpy knows them
+    with tf.Session() as sess:
+        sess.run(tf.global_variables_initializer())
+        for step in range(STEPS):
+            sess.run(train_op, {x: ctx.step_rows(data.x, step), y: ctx.step_rows(data.y, step)})
+        ctx.record(values=sess.run(values))
+
+
 def train_scaled(ctx: Context, factor: float, rate: float = 1.0, sparse: bool = False, **config: object) -> None:
     """Trains a weight with gradients near ``factor``, undone by the learning rate, from zero."""
     ctx.init(**config)
