@@ -26,7 +26,7 @@
 extern "C" {
 #endif
 
-#define EPL_COMM_ABI_VERSION 3
+#define EPL_COMM_ABI_VERSION 4
 
 #if defined(__GNUC__)
 #define EPL_EXPORT __attribute__((visibility("default")))
@@ -54,6 +54,7 @@ typedef enum {
   EPL_FLOAT16 = 4,
   EPL_FLOAT32 = 5,
   EPL_FLOAT64 = 6,
+  EPL_BFLOAT16 = 7,
 } epl_dtype;
 
 typedef enum { EPL_SUM = 0, EPL_PROD = 1, EPL_MIN = 2, EPL_MAX = 3 } epl_reduce_op;

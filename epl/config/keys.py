@@ -167,6 +167,15 @@ KEYS: Tuple[Key, ...] = (
         "Turn sparse gradients (IndexedSlices) into dense ones before they are reduced.",
     ),
     Key(
+        "communication.ordered_sparse_sums",
+        ChoiceType("auto", "on", "off"),
+        "auto",
+        "",
+        "Sum the rows of sparse gradients by index in a fixed order before they are applied, so that replicas stay "
+        'equal to the last bit. "auto" does so where TensorFlow adds them in any order: on GPUs, and with TensorFlow '
+        '2. With "off" a warning names the variables whose replicas drift.',
+    ),
+    Key(
         "communication.max_splits",
         IntType(minimum=1),
         5,
@@ -423,6 +432,7 @@ TRAINING_KEYS = (
     "pipeline.num_micro_batch",
     "communication.num_communicators",
     "communication.sparse_as_dense",
+    "communication.ordered_sparse_sums",
     "communication.max_splits",
     "communication.hierarchy",
     "communication.fp16",

@@ -57,6 +57,7 @@ NEW_DEFAULTS = {
     "auto.balance": "even",
     "auto.explain": "",
     "amp.dtype": "float16",
+    "communication.ordered_sparse_sums": "auto",
     "cluster.device_type": "auto",
     "cluster.num_virtual_devices": 0,
     "communication.allow_different_graphs": False,
