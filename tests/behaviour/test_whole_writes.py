@@ -188,8 +188,8 @@ def test_each_worker_may_read_rows_of_its_own(oracle: Oracle, name: str, topolog
 
 @pytest.mark.parametrize(
     "config",
-    [{"zero__level": "v2"}, {"debug__check_replicas": 2}],
-    ids=["zero-v2", "checked"],
+    [{"zero__level": "v0"}, {"zero__level": "v2"}, {"debug__check_replicas": 2}],
+    ids=["zero-v0", "zero-v2", "checked"],
 )  # fmt: skip
 @pytest.mark.parametrize("name", ["codebook", "ring"])
 def test_writes_of_all_rows_go_with(oracle: Oracle, name: str, config: Any) -> None:

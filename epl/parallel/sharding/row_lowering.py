@@ -27,6 +27,7 @@ from epl.parallel.sharding.rules.registry import RULES
 from epl.utils import tf_compat
 
 _GIVES_INPUT = frozenset(["CheckNumerics", "EnsureShape", "Identity", "PreventGradient", "Snapshot", "StopGradient"])
+_EQUAL_ON_RANKS = frozenset(["EplAllGather", "EplAllReduce", "EplBroadcast"])  # of parts of weights (ZeRO)
 _SHAPE_INPUT = {"BroadcastTo": 1, "Reshape": 1}  # op types that take rows and a shape -> the input with the shape
 _READS = frozenset(["ReadVariableOp", "ResourceGather", "ResourceGatherNd"]) | op_types.STATE_QUERIES
 _DRAWS_BY_SHAPE = frozenset(["RandomStandardNormal", "RandomUniform", "RandomUniformInt", "TruncatedNormal"])
@@ -221,7 +222,8 @@ class RowLowering:
         draws = self._draws(node)
         op_type = self._view.types[node]
         is_new = any(not flow.is_same for flow in flows) or any(self._is_copied(one) for one in taken)
-        if not draws and op_type not in _READS and (self._is_stateful(node) or self._calls_functions(node)):
+        is_known = draws or op_type in _READS | _EQUAL_ON_RANKS
+        if not is_known and (self._is_stateful(node) or self._calls_functions(node)):
             return Lowered(unknown="it calls a function, or has a state")
         made = self._made(node, [SAME] * outputs, [Taken(one, True) for one in taken], flows, draws)
         if not made.unknown and is_new:
