@@ -53,6 +53,7 @@ SECTIONS: Tuple[Tuple[str, str], ...] = (
     ("amp", "Automatic mixed precision"),
     ("cluster", "Devices of the job"),
     ("optimizer", "Application of gradients"),
+    ("replicate", "What replicas compute of all rows"),
     ("debug", "Checks during training"),
 )
 
@@ -397,6 +398,14 @@ KEYS: Tuple[Key, ...] = (
         1,
         "groups",
         "Apply gradients in this many groups, one after the other, to save temporary memory.",
+    ),
+    Key(
+        "replicate.state",
+        ChoiceType("all", "each"),
+        "all",
+        "",
+        "Rows of what a step writes to variables from the batch, such as a codebook, a memory bank or a moving mean: "
+        "those of all replicas, so that each replica writes what one device would; or those of each replica.",
     ),
     Key(
         "debug.check_replicas",

@@ -37,6 +37,7 @@ from epl.parallel.replication import (
     check_replicas,
     clone_replicas,
     divide_batches,
+    lower_writes,
     merge_outputs,
     order_step_writes,
     replica_rows,
@@ -60,6 +61,7 @@ _SHARDS = OpOrigin("sharded variables", "checkpoints")
 _CORE_PASSES = (
     batch_sizes.PASS,
     needed_collectives.PASS,
+    lower_writes.PASS,
     clone_micro_batches.PASS,
     divide_batches.PASS,
     aggregate_gradients.PASS,
@@ -237,7 +239,9 @@ def find_replica_rows(rewrite: RewriteContext, view: GraphView) -> None:
     The view is not kept: features change ops before the first pass with a view, and do not say which.
     """
     try:
-        rewrite.graph.keep(ReplicaRows, replica_rows.find(rewrite.graph, rewrite.plan, view, rewrite.global_variables))
+        state = rewrite.config.replicate.state
+        found = replica_rows.find(rewrite.graph, rewrite.plan, view, rewrite.global_variables, state)
+        rewrite.graph.keep(ReplicaRows, found)
     except Exception as error:
         logger.warning(
             "EPL cannot tell whether the step is that of one device on all rows (%r): see 'What equals one device' in "

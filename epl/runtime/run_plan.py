@@ -175,6 +175,8 @@ class RunPlanner:
         self._view = view
         self._cache: Dict[Tuple[Hashable, ...], RunPlan] = {}
         self._collectives = {view.index[name] for name in rewrite.collectives}
+        self._of_all_rows = {view.index[name] for name in rewrite.of_all_rows}
+        self._by_hand = set() if rewrite.by_hand is None else {view.index[rewrite.by_hand.op.name]}
         self._gradients = {view.index[name] for gate in rewrite.gates for name in gate.gradients}
         self._foreign = {view.index[name] for name in rewrite.foreign_writes}
         self._sources = set(view.of_types(op_types.DATA_SOURCES) + view.user_placeholders())
@@ -249,6 +251,8 @@ class RunPlanner:
         """From what is asked for to what replicas do, and to what is fed."""
         asked = self._asked(fetches, targets, by_user | known)
         by_hand = self._writes_by_hand(asked)
+        if by_hand:  # every replica has all rows
+            asked = asked._replace(idle=asked.idle | self._by_hand, needed=asked.needed - self._of_all_rows)
         repeats_feeds = bool(by_hand) or self._has_all_that_is_fed(asked, by_user)
         if repeats_feeds:
             asked = self._without_merges(asked)

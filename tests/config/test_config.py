@@ -45,6 +45,7 @@ EPL_DEFAULTS = {
     "optimizer.num_apply_group": 1,
 }
 NEW_DEFAULTS = {
+    "replicate.state": "all",
     "auto.plan_file": "",
     "auto.planner": "stages",
     "auto.machine": "",

@@ -9,7 +9,7 @@ rows is exact, as gradients are averaged. A run tells its own writes and mixing 
 lists those of a step.
 """
 
-from typing import AbstractSet, Dict, List, NamedTuple, Sequence, Set, Tuple
+from typing import AbstractSet, Dict, List, NamedTuple, Optional, Sequence, Set, Tuple
 
 import tensorflow.compat.v1 as tf
 
@@ -22,6 +22,7 @@ from epl.ir.taskgraph import PHASE_ATTR
 from epl.ir.view import GraphView
 from epl.parallel.plan.plan import Plan, world_size
 from epl.parallel.plan.replica_groups import replica_groups
+from epl.parallel.replication.whole_writes import WholeWrites, choose
 from epl.parallel.rewriting.training_writes import find_training_writes
 from epl.parallel.sharding.row_flow import SAME, UNKNOWN, Flow, Output, RowFlow, rows
 from epl.utils.source_line import user_place
@@ -53,12 +54,20 @@ class RowFinding(NamedTuple):
 
 
 class ReplicaRows(NamedTuple):
-    """The findings of a graph, the worst first: writes, ops that mix rows before the loss, shown values."""
+    """What was found in a graph.
+
+    Attributes:
+      findings: the worst first: writes, ops that mix rows before the loss, shown values.
+      whole: the writes that are to take values of all rows; they are no findings.
+    """
 
     findings: Tuple[RowFinding, ...] = ()
+    whole: Optional[WholeWrites] = None
 
 
-def find(graph: Graph, plan: Plan, view: GraphView, global_variables: AbstractSet[str]) -> ReplicaRows:
+def find(
+    graph: Graph, plan: Plan, view: GraphView, global_variables: AbstractSet[str], state: str = "each"
+) -> ReplicaRows:
     """Finds what depends on the rows that a replica has; nothing in a plan with one replica.
 
     Args:
@@ -66,6 +75,7 @@ def find(graph: Graph, plan: Plan, view: GraphView, global_variables: AbstractSe
       plan: its plan.
       view: of its graph.
       global_variables: names of the ops of the variables that a checkpoint has.
+      state: "all" if writes are to take values of all rows, where they can; "each".
     """
     if world_size(plan) == 1:
         return ReplicaRows()
@@ -75,12 +85,20 @@ def find(graph: Graph, plan: Plan, view: GraphView, global_variables: AbstractSe
     objective = {view.index[y.op.name] for call in calls for y in call.ys}
     before_loss = _needed(view, objective, gradients, set())
     nodes = _needed(view, {node for _, values in written.values() for node, _ in values}, gradients, before_loss)
-    flow = RowFlow(graph.tf_graph, view, nodes, _sources(graph, view, nodes), _lowered(graph, view))
+    sources = _sources(graph, view, nodes)
+    flow = RowFlow(graph.tf_graph, view, nodes, sources, _lowered(graph, view))
     writing = [
         (node, variable)
         for node, (variable, values) in sorted(written.items())
         if any(not flow.of(value).is_same for value in values)
     ]
+    whole = None
+    if writing and state == "all" and _is_one_part(graph, plan):
+        trained = frozenset(one.op.name for one in graph.tf_graph.get_collection(tf.GraphKeys.TRAINABLE_VARIABLES))
+        of_rows = [node for node, _ in writing]
+        whole = choose(graph.tf_graph, view, flow, nodes, sources, of_rows, before_loss, trained)
+        chosen = {write.node for write in whole.writes}
+        writing = [(node, variable) for node, variable in writing if node not in chosen]
     mixing = [(node, what) for node, what in sorted(flow.mixing.items()) if node in before_loss]
     shown = _shown_values(plan, view)
     names = _Names(graph, view)
@@ -89,8 +107,14 @@ def find(graph: Graph, plan: Plan, view: GraphView, global_variables: AbstractSe
             [RowFinding(WRITES, *place, _in_words(variables)) for place, variables in names.by_place(writing)]
             + [RowFinding(MIXES, *place, whats[0] + _ON_THE_WAY) for place, whats in names.by_place(mixing)]
             + [RowFinding(SHOWS, *place, _in_words_of_shown(tensors)) for place, tensors in names.by_place(shown)]
-        )
+        ),
+        whole,
     )
+
+
+def _is_one_part(graph: Graph, plan: Plan) -> bool:
+    """Whether each replica has one stage, one micro batch, and rows of its own."""
+    return len(plan.stages) == 1 and plan.num_micro_batch == 1 and replica_groups(graph) is None
 
 
 def sentence(findings: Sequence[RowFinding]) -> str:

@@ -176,6 +176,8 @@ class RewriteContext:
       counted: names of the data sources whose rows are the weight of replica 0 when nothing is fed.
       gates: one gate per group of gradients, or per accumulation; groups with one accumulation share the op.
       collectives: names of the collective ops of replica 0.
+      by_hand: fed True in writes by hand, which leave out the collectives `of_all_rows`; None if there are none.
+      of_all_rows: names of the collectives that give writes the values of all rows.
       merged: tensor name -> its merged value, which is fetched instead.
       summarized: index in `view` of a summary op of a merged value -> name of the tensor that is merged.
       plain_summaries: name of an op that depends on such a summary -> its copy with the values of replica 0.
@@ -239,6 +241,8 @@ class RewriteContext:
         self.counted: FrozenSet[str] = frozenset()
         self.gates: List[Gate] = []
         self.collectives: Set[str] = set()
+        self.by_hand: Optional[tf.Tensor] = None
+        self.of_all_rows: FrozenSet[str] = frozenset()
         self.merged: Dict[str, Sibling] = {}
         self.summarized: Dict[int, str] = {}
         self.plain_summaries: Dict[str, str] = {}
