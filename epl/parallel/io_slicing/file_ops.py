@@ -1,7 +1,7 @@
 """Tables of the TensorFlow ops through which names of files travel from a list to the op that opens the files.
 
-`epl/parallel/io_slicing/file_lists.py` uses these tables. They list op types without the prefix "Experimental", which
-TensorFlow 1.15 has for some datasets.
+`epl/parallel/io_slicing/file_lists.py` uses these tables. They list datasets by the name that
+`function_bodies.base_type` gives them: "ParallelMapDataset" stands for "ParallelMapDatasetV2", too.
 """
 
 from typing import Dict, FrozenSet
@@ -11,7 +11,6 @@ READERS: Dict[str, int] = {
     "TFRecordDataset": 0,
     "TextLineDataset": 0,
     "FixedLengthRecordDataset": 0,
-    "FixedLengthRecordDatasetV2": 0,
     "CSVDataset": 0,
     "LMDBDataset": 0,
     "ReadFile": 0,
@@ -32,12 +31,12 @@ DEQUEUE: FrozenSet[str] = frozenset(
 
 # Datasets whose elements have the same components as those of input 0; no element is lost.
 SAME_ELEMENTS: FrozenSet[str] = frozenset(
-    ["AssertNextDataset", "AutoShardDataset", "BatchDataset", "BatchDatasetV2", "BytesProducedStatsDataset",
-     "CacheDataset", "CacheDatasetV2", "FilterDataset", "Identity", "IdentityIndexedDataset", "IgnoreErrorsDataset",
-     "LatencyStatsDataset", "MaxIntraOpParallelismDataset", "ModelDataset", "NonSerializableDataset",
-     "OptimizeDataset", "OptionsDataset", "PaddedBatchDataset", "PaddedBatchDatasetV2", "PrefetchDataset",
-     "PrivateThreadPoolDataset", "RebatchDataset", "RepeatDataset", "SetStatsAggregatorDataset",
-     "ShuffleAndRepeatDataset", "ShuffleDataset", "ShuffleDatasetV2", "ShuffleDatasetV3", "SleepDataset",
+    ["AssertNextDataset", "AssertPrevDataset", "AutoShardDataset", "BatchDataset", "BytesProducedStatsDataset",
+     "CacheDataset", "FilterDataset", "FinalizeDataset", "GlobalShuffleDataset", "Identity", "IdentityIndexedDataset",
+     "IgnoreErrorsDataset", "LatencyStatsDataset", "MaxIntraOpParallelismDataset", "ModelDataset",
+     "NonSerializableDataset", "OptimizeDataset", "OptionsDataset", "PaddedBatchDataset", "ParallelBatchDataset",
+     "ParallelFilterDataset", "PrefetchDataset", "PrivateThreadPoolDataset", "RebatchDataset", "RepeatDataset",
+     "RewriteDataset", "SetStatsAggregatorDataset", "ShuffleAndRepeatDataset", "ShuffleDataset", "SleepDataset",
      "ThreadPoolDataset", "UnbatchDataset"]
 )  # fmt: skip
 
@@ -48,12 +47,10 @@ CHOOSE_ELEMENTS: Dict[str, int] = {"TakeDataset": -1, "SkipDataset": 0, "ShardDa
 MAPS: FrozenSet[str] = frozenset(["MapDataset", "ParallelMapDataset", "MapAndBatchDataset"])
 
 # Datasets whose elements are those of the datasets that function `f` returns for an element of input 0.
-FLAT_MAPS: FrozenSet[str] = frozenset(
-    ["FlatMapDataset", "InterleaveDataset", "ParallelInterleaveDataset", "ParallelInterleaveDatasetV2"]
-)
+FLAT_MAPS: FrozenSet[str] = frozenset(["FlatMapDataset", "InterleaveDataset", "ParallelInterleaveDataset"])
 
 # Datasets that pass elements of input 0, then the inputs from 1 on, to a function.
-CALLERS: FrozenSet[str] = MAPS | FLAT_MAPS | frozenset(["FilterDataset", "TakeWhileDataset"])
+CALLERS: FrozenSet[str] = MAPS | FLAT_MAPS | frozenset(["FilterDataset", "ParallelFilterDataset", "TakeWhileDataset"])
 
 CALLS: FrozenSet[str] = frozenset(["PartitionedCall", "StatefulPartitionedCall"])
 
