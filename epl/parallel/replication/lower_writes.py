@@ -44,8 +44,8 @@ def run(rewrite: RewriteContext) -> None:
         by_hand = tf.placeholder_with_default(tf.constant(False), [], name="by_hand")
     wholes = _Wholes(rewrite, whole, by_hand)
     for number, write in enumerate(whole.writes):
-        values = wholes.of_write(number, [one for _, one in write.values])
         op = rewrite.remember(rewrite.operation(whole.view.nodes[write.node].name))
+        values = wholes.of_write(number, [(one, op.inputs[at]) for at, one in write.values])
         for (at, _), value in zip(write.values, values):
             if op.inputs[at] is not value:
                 tf_compat.set_input(op, at, value)
@@ -74,41 +74,43 @@ class _Wholes:
         self._last: List[tf.Operation] = []  # the last collective of the write
         self.collectives: List[str] = []
 
-    def of_write(self, number: int, values: Sequence[Output]) -> List[tf.Tensor]:
-        """The wholes of what a write takes."""
+    def of_write(self, number: int, values: Sequence[Tuple[Output, tf.Tensor]]) -> List[tf.Tensor]:
+        """The wholes of what a write takes: outputs of the view, and the tensors that they are now."""
         self._name, self._last = f"whole_writes/{number}", []
         with self._rewrite.building(self._name):
-            return [self._whole(one) for one in values]
+            return [self._whole(one, now) for one, now in values]
 
-    # ---- Values.
+    # ---- Values. `now` is the tensor that takes the place of an output: ZeRO and offload give each use of a weight a
+    # read of its own, and the one that the view knows may hold nothing.
 
-    def _taken(self, taken: Taken) -> tf.Tensor:
-        return self._whole(taken.output) if taken.is_whole else self._of_replica(taken.output)
+    def _taken(self, taken: Taken, now: tf.Tensor) -> tf.Tensor:
+        return self._whole(taken.output, now) if taken.is_whole else self._of_replica(taken.output, now)
 
-    def _of_replica(self, output: Output) -> tf.Tensor:
+    def _of_replica(self, output: Output, now: tf.Tensor) -> tf.Tensor:
         """An output in the form of the replica."""
         node, at = output
         lowered = self._lowering.found.get(node)
         if lowered is None or lowered.inputs is None:
-            return self._operation(node).outputs[at]
+            return now
         if node not in self._own:
-            copies = self._copy(node, [self._taken(one) for one in lowered.inputs])
+            inputs = zip(lowered.inputs, self._operation(node).inputs)
+            copies = self._copy(node, [self._taken(one, tensor) for one, tensor in inputs])
             if lowered.is_drawn:
                 copies = [self._collective(one, lambda c, r, k, t: c.broadcast(t, r, k), one.shape) for one in copies]
             self._own[node] = copies
         return self._own[node][at]
 
-    def _whole(self, output: Output) -> tf.Tensor:
+    def _whole(self, output: Output, now: tf.Tensor) -> tf.Tensor:
+        flow = self._lowering.of(output)
+        if flow.is_same:
+            return self._of_replica(output, now)
         if output not in self._wholes:
-            flow = self._lowering.of(output)
-            if flow.is_same:
-                self._wholes[output] = self._of_replica(output)
-            elif flow.kind == COUNT:
-                self._wholes[output] = self._whole_count(output)
+            if flow.kind == COUNT:
+                self._wholes[output] = self._whole_count(output, now)
             elif flow.kind == ROWS:
-                self._wholes[output] = self._gathered(self._of_replica(output), flow.dim)
+                self._wholes[output] = self._gathered(self._of_replica(output, now), flow.dim)
             else:
-                self._wholes[output] = self._summed(output)
+                self._wholes[output] = self._summed(output, now)
         return self._wholes[output]
 
     def _gathered(self, rows: tf.Tensor, dim: int) -> tf.Tensor:
@@ -125,9 +127,9 @@ class _Wholes:
             gathered.set_shape(shape)
         return gathered
 
-    def _summed(self, output: Output) -> tf.Tensor:
+    def _summed(self, output: Output, now: tf.Tensor) -> tf.Tensor:
         """The sum over the replicas; of a mean, the mean of all rows."""
-        tensor = self._of_replica(output)
+        tensor = self._of_replica(output, now)
         if self._lowering.of(output).degree:
             return self._collective(tensor, lambda c, r, k, t: c.all_reduce(t, r, k, "sum"), tensor.shape)
         wide = tensor.dtype if tensor.dtype in (tf.float32, tf.float64) else tf.float32
@@ -141,33 +143,35 @@ class _Wholes:
 
     def _rows_averaged(self, node: int) -> tf.Tensor:
         """The number of the replica's rows of which a node gives the mean."""
-        for one in self._lowering.inputs_of(node):
+        for one, now in zip(self._lowering.inputs_of(node), self._operation(node).inputs):
             flow = self._lowering.of(one.output)
             if flow.kind == ROWS and not one.is_whole:
-                return tf.shape(self._taken(one))[flow.dim]
+                return tf.shape(self._taken(one, now))[flow.dim]
         raise ValueError(f"{self._view.nodes[node].name} takes no rows.")
 
-    def _whole_count(self, output: Output) -> tf.Tensor:
+    def _whole_count(self, output: Output, now: tf.Tensor) -> tf.Tensor:
         """A number that the model computes from the sizes of the batch, for the batch of all replicas."""
         node, at = output
-        taken = data_inputs(self._view, node)
+        taken = list(zip(data_inputs(self._view, node), self._operation(node).inputs))
         op_type = self._view.types[node]
         if op_type in ASKS_SHAPE:
-            one = taken[at if len(taken) > 1 else 0]
+            one, tensor = taken[at if len(taken) > 1 else 0]
             flow = self._lowering.of(one)
             if flow.kind == ROWS:
-                own, rows = self._of_replica(output), self._of_replica(one)
+                own, rows = self._of_replica(output, now), self._of_replica(one, tensor)
                 if op_type == "Size":
                     return self._collective(own, lambda c, r, k, t: c.all_reduce(t, r, k, "sum"), own.shape)
-                more = tf.cast(self._count(one, flow.dim) - tf.shape(rows, out_type=tf.int64)[flow.dim], own.dtype)
+                more = tf.cast(
+                    self._count(one, tensor, flow.dim) - tf.shape(rows, out_type=tf.int64)[flow.dim], own.dtype
+                )
                 return own + more * tf.one_hot(flow.dim, rows.shape.ndims, dtype=own.dtype)
-        copies = self._copy(node, [self._whole(one) for one in taken])
+        copies = self._copy(node, [self._whole(one, tensor) for one, tensor in taken])
         return copies[at]
 
-    def _count(self, rows: Output, dim: int) -> tf.Tensor:
+    def _count(self, rows: Output, now: tf.Tensor, dim: int) -> tf.Tensor:
         """The rows of all replicas, int64 []."""
         if (rows, dim) not in self._counts:
-            own = tf.shape(self._of_replica(rows), out_type=tf.int64)[dim]
+            own = tf.shape(self._of_replica(rows, now), out_type=tf.int64)[dim]
             self._counts[rows, dim] = self._collective(own, lambda c, r, k, t: c.all_reduce(t, r, k, "sum"), own.shape)
         return self._counts[rows, dim]
 
