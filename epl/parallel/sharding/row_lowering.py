@@ -32,6 +32,7 @@ _SHAPE_INPUT = {"BroadcastTo": 1, "Reshape": 1}  # op types that take rows and a
 _READS = frozenset(["ReadVariableOp", "ResourceGather", "ResourceGatherNd"]) | op_types.STATE_QUERIES
 _DRAWS_BY_SHAPE = frozenset(["RandomStandardNormal", "RandomUniform", "RandomUniformInt", "TruncatedNormal"])
 _SEED = b"seed2"
+_BUILT_IN = "the number of rows is built into the graph"
 
 
 class Taken(NamedTuple):
@@ -137,7 +138,7 @@ class RowLowering:
         if sizes is None or any(size is None for dim, size in enumerate(sizes) if dim != flow.dim):
             return "its size is not known"
         if sizes[flow.dim] is not None:
-            return "the number of rows is built into the graph"
+            return _BUILT_IN
         return "" if _can_travel(tensor.dtype, False) or tensor.dtype == tf.bool else "its type cannot be sent"
 
     # ---- One op.
@@ -215,6 +216,8 @@ class RowLowering:
             reason = self.no_whole(one)
             if reason:
                 return Lowered(unknown=reason)
+        if self._has_number_of_rows(node, op_type, taken, flows):
+            return Lowered(unknown=_BUILT_IN)
         return self._of_wholes(node, taken, flows, outputs)
 
     def _of_wholes(self, node: int, taken: Sequence[Output], flows: Sequence[Flow], outputs: int) -> Lowered:
@@ -298,6 +301,23 @@ class RowLowering:
         return flow.kind != PARTIAL_SUM or flow.degree in (0, 1)
 
     # ---- Facts.
+
+    def _has_number_of_rows(self, node: int, op_type: str, taken: Sequence[Output], flows: Sequence[Flow]) -> bool:
+        """Whether an op says how many rows it takes, so that it would not take those of all replicas."""
+        operation = self._operation(node)
+        if op_type in _SHAPE_INPUT:
+            depends = flows[0].kind == ROWS or taken[0] in self.mixed_sizes
+            return depends and operation.outputs[0].shape.is_fully_defined()
+        if op_type == "Unpack":
+            return self._is_along_rows(operation.get_attr("axis"), operation, flows[0])
+        return op_type == "SplitV" and self._is_along_rows(
+            tf.get_static_value(operation.inputs[2]), operation, flows[0]
+        )
+
+    @staticmethod
+    def _is_along_rows(axis: Optional[int], operation: tf.Operation, flow: Flow) -> bool:
+        ndims = operation.inputs[0].shape.ndims
+        return flow.kind == ROWS and (axis is None or ndims is None or axis % ndims == flow.dim)
 
     def _no_whole_count(self, output: Output) -> str:
         """Counts are computed anew from the counts of all rows."""

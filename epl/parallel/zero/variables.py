@@ -221,9 +221,9 @@ class ZeroVariable:
                 continue
             if op.type in _SAVES_OF_V1:
                 raise PlanError(
-                    f"{op.name!r} writes {self.made.name!r}, of which each device has a part (zero.level), in checkpoints "
-                    "of the old format, which EPL cannot make of parts. Leave out write_version of the tf.train.Saver: "
-                    "its default, tf.train.SaverDef.V2, can be restored by every TensorFlow since 0.12."
+                    f"{op.name!r} writes {self.made.name!r}, of which each device has a part (zero.level), in "
+                    "checkpoints of the old format, which EPL cannot make of parts. Leave out write_version of the "
+                    "tf.train.Saver: its default, tf.train.SaverDef.V2, can be restored by every TensorFlow since 0.12."
                 )
             if op.type not in _LOOKUPS and not is_choice(op):
                 raise PlanError(
