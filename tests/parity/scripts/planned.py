@@ -10,9 +10,9 @@ from tests.parity.scripts.models import MODELS, OPTIMIZERS
 from tests.parity.scripts.splits import minimize
 
 
-def fed(ctx: Context, name: str, rows: int, **config: Any) -> None:
+def fed(ctx: Context, name: str, rows: int, planned_rows: int = 0, **config: Any) -> None:
     """Trains without annotation on what is fed: rows of all workers, of which each takes what the planner gives it."""
-    ctx.init(annotate=False, auto__rows=rows, **config)
+    ctx.init(annotate=False, auto__rows=planned_rows or rows, **config)
     x = tf.placeholder(tf.float32, [None, FEATURES], "x")
     ids = tf.placeholder(tf.int32, [None, TOKENS], "ids")
     y = tf.placeholder(tf.int32, [None], "y")
