@@ -33,6 +33,8 @@ from epl.ir.colocation import phase_of
 from epl.ir.dataflow import data_descendants
 from epl.ir.graph import first_tensor
 from epl.ir.taskgraph import Phase
+from epl.parallel.plan.plan import section
+from epl.parallel.plan.sections import BatchNormSection
 from epl.parallel.replication.replica_rows import MIXES, WRITES, ReplicaRows, RowFinding
 from epl.parallel.rewriting.context import RewriteContext, Sibling
 from epl.parallel.rewriting.data_waits import outputs_taken
@@ -175,6 +177,7 @@ class RunPlanner:
         self._view = view
         self._cache: Dict[Tuple[Hashable, ...], RunPlan] = {}
         self._collectives = {view.index[name] for name in rewrite.collectives}
+        self._has_statistics = section(rewrite.plan, BatchNormSection) is not None
         self._gradients = {view.index[name] for gate in rewrite.gates for name in gate.gradients}
         self._foreign = {view.index[name] for name in rewrite.foreign_writes}
         self._sources = set(view.of_types(op_types.DATA_SOURCES) + view.user_placeholders())
@@ -277,9 +280,9 @@ class RunPlanner:
         return Asked(tuple(fetches), tuple(targets), tuple(ops), fed, idle, needed, later, foreign, late_writes)
 
     def _has_all_that_is_fed(self, asked: Asked, by_user: FrozenSet[str]) -> bool:
-        """Whether ranks that hold shards compute together what one device would, of all rows that are fed."""
+        """Whether ranks compute together what one device would, of all rows that are fed: on shards, or statistics."""
         return (
-            self._rewrite.sharded is not None
+            (self._rewrite.sharded is not None or (self._has_statistics and bool(asked.needed & self._collectives)))
             and not asked.needed & (self._gradients | self._rewrite.writes)
             and self._is_fed_inference(asked.needed, by_user)
             and not self._merges_globally(asked)

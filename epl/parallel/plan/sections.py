@@ -324,6 +324,36 @@ class GroupedApplySection(NamedTuple):
         return [f"updates in {self.groups} groups"]
 
 
+class BatchNormOp(NamedTuple):
+    """An op that takes statistics over the rows of a batch.
+
+    Attributes:
+      op: its name.
+      stage: the stage.
+    """
+
+    op: str
+    stage: int
+
+
+class BatchNormSection(NamedTuple):
+    """Batch statistics of all rows: `batch_norm.sync`.
+
+    Attributes:
+      synced: the ops whose statistics are those of all rows, in the order in which they run.
+    """
+
+    synced: Tuple[BatchNormOp, ...]
+
+    def without_names(self) -> "BatchNormSection":
+        """The same with numbers in place of names of ops."""
+        return BatchNormSection(tuple(one._replace(op=str(number)) for number, one in enumerate(self.synced)))
+
+    def describe(self) -> List[str]:
+        """The section in lines for a person."""
+        return [f"batch statistics of all rows: {len(self.synced)} ops"]
+
+
 Section = Union[
     PartitionSection,
     SplitSection,
@@ -333,6 +363,7 @@ Section = Union[
     RecomputeSection,
     OffloadSection,
     GroupedApplySection,
+    BatchNormSection,
 ]
 
 

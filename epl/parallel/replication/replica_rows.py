@@ -20,8 +20,9 @@ from epl.ir.graph import Graph
 from epl.ir.inserted_ops import THE_USER
 from epl.ir.taskgraph import PHASE_ATTR
 from epl.ir.view import GraphView
-from epl.parallel.plan.plan import Plan, world_size
+from epl.parallel.plan.plan import Plan, section, world_size
 from epl.parallel.plan.replica_groups import replica_groups
+from epl.parallel.plan.sections import BatchNormSection
 from epl.parallel.rewriting.training_writes import find_training_writes
 from epl.parallel.sharding.row_flow import SAME, UNKNOWN, Flow, Output, RowFlow, rows
 from epl.utils.source_line import user_place
@@ -73,9 +74,12 @@ def find(graph: Graph, plan: Plan, view: GraphView, global_variables: AbstractSe
     gradients = boundary_nodes(view, calls)
     written = _written_values(graph.tf_graph, view, global_variables, gradients)
     objective = {view.index[y.op.name] for call in calls for y in call.ys}
-    before_loss = _needed(view, objective, gradients, set())
-    nodes = _needed(view, {node for _, values in written.values() for node, _ in values}, gradients, before_loss)
-    flow = RowFlow(graph.tf_graph, view, nodes, _sources(graph, view, nodes), _lowered(graph, view))
+    statistics = _statistics_of_all(plan, view)
+    before_loss = _needed(view, objective, gradients, set(), statistics)
+    written_values = {node for _, values in written.values() for node, _ in values}
+    nodes = _needed(view, written_values, gradients, before_loss, statistics)
+    sources = {**_sources(graph, view, nodes), **statistics}
+    flow = RowFlow(graph.tf_graph, view, nodes, sources, _lowered(graph, view))
     writing = [
         (node, variable)
         for node, (variable, values) in sorted(written.items())
@@ -126,15 +130,24 @@ def _written_values(
     return found
 
 
-def _needed(view: GraphView, roots: Set[int], gradients: Set[int], known: Set[int]) -> Set[int]:
-    """`known`, and what values are computed from, but for gradients, which the plan makes equal on all replicas."""
+def _statistics_of_all(plan: Plan, view: GraphView) -> Dict[Output, Flow]:
+    """The results of ops with batch statistics of all rows (`batch_norm.sync`): sums alone, or first the batch."""
+    planned = section(plan, BatchNormSection)
+    nodes = [] if planned is None else [view.index[one.op] for one in planned.synced]
+    return {(node, 0): SAME if view.types[node] == "Identity" else rows() for node in nodes}
+
+
+def _needed(
+    view: GraphView, roots: Set[int], gradients: Set[int], known: Set[int], statistics: Dict[Output, Flow]
+) -> Set[int]:
+    """`known`, and what values are computed from, but for what the plan makes equal on all replicas, as gradients."""
     found = set(known)
     stack = list(roots)
     while stack:
         node = stack.pop()
         if node not in found and node not in gradients and not _is_of_gradients(view, node):
             found.add(node)
-            if view.types[node] not in op_types.VARIABLES:
+            if view.types[node] not in op_types.VARIABLES and statistics.get((node, 0)) != SAME:
                 stack += [one for name, one in zip(view.nodes[node].input, view.producers[node]) if name[0] != "^"]
     return found
 
