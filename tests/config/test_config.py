@@ -56,6 +56,7 @@ NEW_DEFAULTS = {
     "auto.balance": "even",
     "auto.explain": "",
     "amp.dtype": "float16",
+    "batch_norm.sync": False,
     "cluster.device_type": "auto",
     "cluster.num_virtual_devices": 0,
     "communication.allow_different_graphs": False,
