@@ -18,6 +18,7 @@ from benchmarks import (
     harness,
     largest_model_benchmark,
     memory_benchmark,
+    options_benchmark,
     pipeline_benchmark,
     pipeline_rewriting_benchmark,
     rewriting_benchmark,
@@ -36,6 +37,7 @@ BENCHMARKS = {
     "h": largest_model_benchmark.run,
     "i": cores_benchmark.run,
     "j": first_step_benchmark.run,
+    "k": options_benchmark.run,
 }
 
 
@@ -48,7 +50,7 @@ def main() -> int:
         choices=sorted(BENCHMARKS),
         help="a: training step, b: all-reduce, c: graph rewriting, d: pipeline step, "
         "e: rewriting of pipelines, f: split head, g: memory of a step, h: largest model, i: cores of a worker, "
-        "j: time to the first step (repeatable; default: all)",
+        "j: time to the first step, k: options that guard the numbers (repeatable; default: all)",
     )
     parser.add_argument("--quick", action="store_true", help="tiny sizes and few rounds: checks that all works")
     arguments = parser.parse_args()

@@ -116,7 +116,12 @@ EXCEPTIONS = {
 TF_COMPAT = "epl.utils.tf_compat"  # the folder alone imports private TensorFlow
 HOOKS = "epl.runtime.hooks"  # alone replaces attributes of TensorFlow
 # Their modules need no TensorFlow, and of epl only utils and what is listed here.
-STAND_ALONE = {"epl.launcher": (), "epl.planner.machine": (), "epl.planner.simulator": ("epl.planner.machine",)}
+STAND_ALONE = {
+    "epl.config": (),
+    "epl.launcher": ("epl.config",),
+    "epl.planner.machine": (),
+    "epl.planner.simulator": ("epl.planner.machine",),
+}
 
 
 class Import(NamedTuple):

@@ -1,8 +1,9 @@
 """A training step of a small BERT, the same script for plain TensorFlow, Horovod, MirroredStrategy and EPL.
 
-Usage: training.py LIBRARY MICRO_BATCH LAYERS HIDDEN [DEVICES [default]]. The process has one intra-op thread and an
-inter-op thread for each device, with `default` as many as TensorFlow takes by itself. Requests: ``{"steps": n,
-"warm_up": k}`` runs steps and answers with the seconds they took and the loss of the last one.
+Usage: training.py LIBRARY MICRO_BATCH LAYERS HIDDEN [DEVICES [default] [sparse]]. The process has one intra-op thread
+and an inter-op thread for each device, with `default` as many as TensorFlow takes by itself; with `sparse` the gradient
+of the tied table stays IndexedSlices. Requests: ``{"steps": n, "warm_up": k}`` runs steps and answers with the seconds
+they took and the loss of the last one.
 """
 
 import sys
@@ -56,8 +57,9 @@ def _build(library: libraries.Library, sizes: bert.BertConfig, micro_batch: int)
             loss = bert.masked_lm_loss(sizes, batch)
         optimizer = library.optimizer(tf.train.AdamOptimizer(1e-4))
         # Densified for all alike, so that every contender applies the same dense update to the tied embedding table.
+        dense = (lambda gradient: gradient) if "sparse" in sys.argv[5:] else tf.convert_to_tensor
         gradients = [
-            (tf.convert_to_tensor(gradient), variable)
+            (dense(gradient), variable)
             for gradient, variable in optimizer.compute_gradients(loss)
             if gradient is not None
         ]

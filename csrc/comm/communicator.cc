@@ -330,7 +330,7 @@ void Communicator::RunOp(Requests requests) {
   std::unique_ptr<Program> program;
   Status status;
   if (own.error.ok() && transport_.exchange != nullptr) {
-    program = MakeProgram(op, members_, transport_.exchange->slot_bytes());
+    program = MakeProgram(op, members_, transport_.exchange->slot_bytes(), transport_.exchange->machines());
     if (transport_.exchange->FilledBeforeGate()) {
       uint8_t* slot = nullptr;
       status = transport_.exchange->OwnSlot(step_, nullptr, &slot);

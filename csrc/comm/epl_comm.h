@@ -26,7 +26,7 @@
 extern "C" {
 #endif
 
-#define EPL_COMM_ABI_VERSION 3
+#define EPL_COMM_ABI_VERSION 4
 
 #if defined(__GNUC__)
 #define EPL_EXPORT __attribute__((visibility("default")))
@@ -54,6 +54,7 @@ typedef enum {
   EPL_FLOAT16 = 4,
   EPL_FLOAT32 = 5,
   EPL_FLOAT64 = 6,
+  EPL_BFLOAT16 = 7,
 } epl_dtype;
 
 typedef enum { EPL_SUM = 0, EPL_PROD = 1, EPL_MIN = 2, EPL_MAX = 3 } epl_reduce_op;
@@ -129,7 +130,9 @@ EPL_EXPORT void epl_job_abort(epl_job* job, const char* reason);
 EPL_EXPORT int epl_job_trouble(epl_job* job, epl_status* status);
 
 // ---- Communicator: ranks that do collectives together. rank_process[r] is the process that owns rank r.
-// transport: "auto", "local" (one process), "shm" (one machine), "gloo" (any), "nccl" (GPU buffers).
+// transport: "auto", "local" (one process), "shm" (one machine), "gloo" (any), "nccl" (GPU buffers; NCCL finds the
+// machines by itself). "hierarchical" is "auto" but between several machines with equally many processes, at least two
+// on each: between these each byte goes once. The host of a process's address is its machine.
 // Collective over the processes that own a rank; they create their communicators in the same order. Names are unique
 // within a job; creating a name again with the same ranks gives the existing one.
 EPL_EXPORT int epl_communicator_create(epl_job* job, const char* name, const int* rank_process, int num_ranks,

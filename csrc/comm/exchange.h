@@ -45,6 +45,8 @@ class Exchange {
                       const uint8_t** slots) = 0;
   // The program is over: nothing of it is in flight any more, and its steps' slots are free.
   virtual Status Finish(StallWatch*) { return Status(); }
+  // On which machines the members are, if collectives are to be hierarchical; else null.
+  virtual const MachineLayout* machines() const { return nullptr; }
   // Whether passing the gate means that every slot that was filled before can be seen.
   virtual bool FilledBeforeGate() const { return false; }
   // Wakes a wait: the state of the job changed.

@@ -1,6 +1,7 @@
 // Slots over Gloo. Only Gloo's connections and point-to-point messages are used: the programs are ours, so that sums
 // have the same order as over any other transport, and nothing is sent before all have passed the gate, so that no
-// message is ever left over.
+// message is ever left over. The hierarchical transport is this one, with the processes of a machine next to each
+// other: they show their slots in shared memory, from which Gloo sends to the other machines.
 
 #include "comm/exchange_gloo.h"
 
@@ -13,6 +14,7 @@
 #include <exception>
 #include <stdexcept>
 
+#include "comm/exchange_shm.h"
 #include "comm/wire.h"
 
 namespace epl {
@@ -61,16 +63,35 @@ class Mesh : public gloo::Context {
   }
 };
 
+// The machines of a hierarchical communicator, and this one's shared memory.
+struct Machines {
+  MachineLayout layout;
+  Members inside;                      // the members of this machine
+  std::unique_ptr<Exchange> exchange;  // theirs; null: they cannot share memory, Gloo serves them too
+  std::vector<const uint8_t*> slots;   // by member of `inside`
+
+  // The member's index in `inside`; -1: Gloo moves what goes to it and comes from it.
+  int InsideOf(int member, int self) const {
+    const bool shares = exchange != nullptr && layout.machine_of[member] == layout.machine_of[self];
+    return shares ? layout.place_of[member] : -1;
+  }
+};
+
 class GlooExchange : public Exchange {
  public:
-  GlooExchange(Job* job, const Members& members, std::unique_ptr<Mesh> mesh)
-      : job_(job), members_(members), slot_bytes_(SlotBytes(members.num_members())), mesh_(std::move(mesh)) {
+  // `machines` is null for a flat communicator.
+  GlooExchange(Job* job, const Members& members, std::unique_ptr<Mesh> mesh, std::unique_ptr<Machines> machines)
+      : job_(job),
+        members_(members),
+        slot_bytes_(SlotBytes(members.num_members())),
+        mesh_(std::move(mesh)),
+        machines_(std::move(machines)) {
     memory_.resize(members_.num_members() * kSlots * slot_bytes_);
     for (int member = 0; member < members_.num_members(); ++member) {
       for (int slot = 0; slot < kSlots; ++slot) {
         buffers_.emplace_back();
-        if (member == members_.self) continue;
-        buffers_.back().out = mesh_->createUnboundBuffer(Memory(members_.self, slot), slot_bytes_);
+        if (!ByGloo(member)) continue;
+        buffers_.back().out = mesh_->createUnboundBuffer(OwnMemory(slot), slot_bytes_);
         buffers_.back().in = mesh_->createUnboundBuffer(Memory(member, slot), slot_bytes_);
       }
     }
@@ -81,18 +102,24 @@ class GlooExchange : public Exchange {
     buffers_.clear();
   }
 
-  const char* name() const override { return "gloo"; }
+  const char* name() const override { return machines_ == nullptr ? "gloo" : "hierarchical"; }
   int64_t slot_bytes() const override { return slot_bytes_; }
 
+  const MachineLayout* machines() const override { return machines_ == nullptr ? nullptr : &machines_->layout; }
+
   Status OwnSlot(uint64_t step, StallWatch*, uint8_t** slot) override {
-    *slot = Memory(members_.self, step);
+    *slot = OwnMemory(step);
     return AwaitSends(step);
   }
 
   Status Post(uint64_t step, const Program& program, int64_t index) override {
+    if (Inside() != nullptr) {
+      Status status = Inside()->Post(step, program, index);
+      if (!status.ok()) return status;
+    }
     return Guard([&] {
       for (int member = 0; member < members_.num_members(); ++member) {
-        if (member == members_.self) continue;
+        if (!ByGloo(member)) continue;
         SlotBuffers& buffers = BuffersOf(member, step);
         Block in = program.Sent(index, member, members_.self);
         if (in.size > 0) {
@@ -109,10 +136,18 @@ class GlooExchange : public Exchange {
     });
   }
 
-  Status Wait(uint64_t step, const Program&, int64_t, StallWatch*, const uint8_t** slots) override {
+  Status Wait(uint64_t step, const Program& program, int64_t index, StallWatch* watch, const uint8_t** slots) override {
+    if (Inside() != nullptr) {
+      Status status = Inside()->Wait(step, program, index, watch, machines_->slots.data());
+      if (!status.ok()) return status;
+    }
     for (int member = 0; member < members_.num_members(); ++member) {
+      if (!ByGloo(member)) {
+        const int inside = Inside() != nullptr ? machines_->InsideOf(member, members_.self) : -1;
+        slots[member] = inside < 0 ? OwnMemory(step) : machines_->slots[inside];
+        continue;
+      }
       slots[member] = Memory(member, step);
-      if (member == members_.self) continue;
       SlotBuffers& buffers = BuffersOf(member, step);
       if (!buffers.receiving) continue;
       Status status = Await(member, [&](std::chrono::milliseconds limit) { return buffers.in->waitRecv(limit); });
@@ -131,6 +166,7 @@ class GlooExchange : public Exchange {
   }
 
   void Wake() override {
+    if (Inside() != nullptr) Inside()->Wake();
     if (job_->Failure({}, -1).code() != EPL_INTERNAL) return;
     for (SlotBuffers& buffers : buffers_) {
       if (buffers.in == nullptr) continue;
@@ -148,6 +184,15 @@ class GlooExchange : public Exchange {
     bool sending = false;
   };
 
+  Exchange* Inside() const { return machines_ == nullptr ? nullptr : machines_->exchange.get(); }
+  bool ByGloo(int member) const {
+    return member != members_.self && (machines_ == nullptr || machines_->InsideOf(member, members_.self) < 0);
+  }
+  uint8_t* OwnMemory(uint64_t step) {
+    uint8_t* slot = Memory(members_.self, step);
+    if (Inside() != nullptr) Inside()->OwnSlot(step, nullptr, &slot);
+    return slot;
+  }
   uint8_t* Memory(int member, uint64_t step) {
     return memory_.data() + (member * kSlots + static_cast<int64_t>(step % kSlots)) * slot_bytes_;
   }
@@ -189,19 +234,45 @@ class GlooExchange : public Exchange {
   const Members& members_;
   const int64_t slot_bytes_;
   std::unique_ptr<Mesh> mesh_;
+  const std::unique_ptr<Machines> machines_;
   std::vector<uint8_t> memory_;
   std::vector<SlotBuffers> buffers_;  // by member and slot
 };
+
+// The layout, and the shared memory of this machine if its processes can share any.
+Status MakeMachines(Job* job, const Members& members, const std::string& name, std::unique_ptr<Machines>* machines) {
+  std::unique_ptr<Machines> made(new Machines);
+  made->layout = MakeMachineLayout(*job, members);
+  const int machine = made->layout.machine_of[members.self];
+  made->inside.self = made->layout.place_of[members.self];
+  for (int member : made->layout.members[machine]) {
+    const int process = members.processes[member];
+    made->inside.processes.push_back(process);
+    made->inside.ranks_of.push_back(members.ranks_of[member]);
+    made->inside.rank_process.insert(made->inside.rank_process.end(), members.ranks_of[member].size(), process);
+  }
+  made->slots.resize(made->inside.num_members());
+  // The number of the machine keeps apart what several of them do at the same time.
+  Status status = MakeShm(job, made->inside, Format("%s/machine %d", name.c_str(), machine), nullptr, &made->exchange,
+                          SlotBytes(members.num_members()));
+  if (!status.ok() && status.code() != EPL_FAILED_PRECONDITION) return status;
+  *machines = std::move(made);
+  return Status();
+}
 
 }  // namespace
 
 std::string WhyNoGloo() { return ""; }
 
-Status MakeGloo(Job* job, const Members& members, const std::string& name, std::unique_ptr<Exchange>* exchange) {
+Status MakeGloo(Job* job, const Members& members, const std::string& name, bool hierarchical,
+                std::unique_ptr<Exchange>* exchange) {
+  std::unique_ptr<Machines> machines;
+  std::string failure;
+  if (hierarchical) failure = MakeMachines(job, members, name, &machines).message();
   StallWatch watch(job, members.processes, -1, job->NameOf(job->process()),
                    "the connections of communicator '" + name + "'");
   std::unique_ptr<Mesh> mesh;
-  std::string addresses, failure;
+  std::string addresses;
   try {
     // The address by which TF_CONFIG names this process is the one that the others can reach.
     const std::string host = job->HostOf(job->process());
@@ -236,7 +307,7 @@ Status MakeGloo(Job* job, const Members& members, const std::string& name, std::
   }
   status = agree("gloo-connected/", "");
   if (!status.ok()) return status;
-  exchange->reset(new GlooExchange(job, members, std::move(mesh)));
+  exchange->reset(new GlooExchange(job, members, std::move(mesh), std::move(machines)));
   return Status();
 }
 

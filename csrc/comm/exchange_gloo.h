@@ -10,8 +10,10 @@
 
 namespace epl {
 
-// Collective over the members.
-Status MakeGloo(Job* job, const Members& members, const std::string& name, std::unique_ptr<Exchange>* exchange);
+// Collective over the members. Where `hierarchical`, the processes of each machine share memory if they can, and the
+// programs send each byte between two machines once.
+Status MakeGloo(Job* job, const Members& members, const std::string& name, bool hierarchical,
+                std::unique_ptr<Exchange>* exchange);
 
 // Empty if this build has Gloo, else what it needs.
 std::string WhyNoGloo();

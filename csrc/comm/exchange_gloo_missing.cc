@@ -9,7 +9,7 @@ std::string WhyNoGloo() {
          "not need it";
 }
 
-Status MakeGloo(Job*, const Members&, const std::string&, std::unique_ptr<Exchange>*) {
+Status MakeGloo(Job*, const Members&, const std::string&, bool, std::unique_ptr<Exchange>*) {
   return Status(EPL_UNIMPLEMENTED, WhyNoGloo());
 }
 

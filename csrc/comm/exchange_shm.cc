@@ -42,9 +42,9 @@ struct Layout {
   int64_t announcement_bytes = 0;
   int64_t slot_bytes = 0;
 
-  explicit Layout(const Members& who) : members(who.num_members()) {
+  Layout(const Members& who, int64_t wanted_slot_bytes) : members(who.num_members()) {
     announcement_bytes = RoundUp(8 + Announcement::MaxSize(who), 128);
-    slot_bytes = RoundUp(kSlotBytes, 64 * members);
+    slot_bytes = RoundUp(wanted_slot_bytes, 64 * members);
   }
   int64_t lines_at() const { return RoundUp(sizeof(Header), 128); }
   int64_t announcements_at() const { return lines_at() + members * RoundUp(sizeof(Line), 128); }
@@ -173,12 +173,12 @@ class ShmGate : public Gate {
 
 class ShmExchange : public Exchange {
  public:
-  ShmExchange(Job* job, const Members& members, std::shared_ptr<Shared> shared, double spin)
-      : job_(job), members_(members), shared_(std::move(shared)), spin_(spin) {}
+  ShmExchange(Job* job, const Members& members, std::shared_ptr<Shared> shared, double spin, bool has_gate)
+      : job_(job), members_(members), shared_(std::move(shared)), spin_(spin), has_gate_(has_gate) {}
 
   const char* name() const override { return "shm"; }
   int64_t slot_bytes() const override { return shared_->layout().slot_bytes; }
-  bool FilledBeforeGate() const override { return true; }
+  bool FilledBeforeGate() const override { return has_gate_; }
 
   Status OwnSlot(uint64_t step, StallWatch*, uint8_t** slot) override {
     *slot = shared_->slot(members_.self, step);
@@ -193,7 +193,7 @@ class ShmExchange : public Exchange {
   Status Wait(uint64_t step, const Program&, int64_t index, StallWatch* watch, const uint8_t** slots) override {
     for (int member = 0; member < members_.num_members(); ++member) {
       slots[member] = shared_->slot(member, step);
-      if (index == 0 || member == members_.self) continue;  // the first slots were filled before the gate
+      if (member == members_.self || (index == 0 && has_gate_)) continue;  // the first were filled before the gate
       ShmWord* posted = &shared_->line(member)->posted;
       Status status;
       auto ready = [&] {
@@ -208,18 +208,21 @@ class ShmExchange : public Exchange {
     return Status();
   }
 
+  void Wake() override { shared_->Wake(); }
+
  private:
   Job* const job_;
   const Members& members_;
   const std::shared_ptr<Shared> shared_;
   const double spin_;
+  const bool has_gate_;
 };
 
 }  // namespace
 
 Status MakeShm(Job* job, const Members& members, const std::string& name, std::unique_ptr<Gate>* gate,
-               std::unique_ptr<Exchange>* exchange) {
-  const Layout layout(members);
+               std::unique_ptr<Exchange>* exchange, int64_t slot_bytes) {
+  const Layout layout(members, slot_bytes > 0 ? slot_bytes : kSlotBytes);
   const std::string what = "the shared memory of communicator '" + name + "'";
   StallWatch watch(job, members.processes, -1, job->NameOf(job->process()), what);
 
@@ -269,8 +272,8 @@ Status MakeShm(Job* job, const Members& members, const std::string& name, std::u
   // With more processes than processors, spinning would keep the awaited process from running.
   const double spin = members.num_members() <= static_cast<int>(std::thread::hardware_concurrency()) ? kSpin : 0;
   std::shared_ptr<Shared> shared(new Shared(std::move(segment), layout));
-  gate->reset(new ShmGate(job, members, shared, spin));
-  exchange->reset(new ShmExchange(job, members, shared, spin));
+  if (gate != nullptr) gate->reset(new ShmGate(job, members, shared, spin));
+  exchange->reset(new ShmExchange(job, members, shared, spin, gate != nullptr));
   return Status();
 }
 

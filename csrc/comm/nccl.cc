@@ -93,6 +93,8 @@ int DataTypeOf(epl_dtype dtype) {
       return gpu::kFloat32;
     case EPL_FLOAT64:
       return gpu::kFloat64;
+    case EPL_BFLOAT16:
+      return gpu::kBfloat16;
   }
   return -1;
 }
@@ -102,13 +104,13 @@ int RedOpOf(epl_reduce_op op) {
   return ops[op];
 }
 
-// The float16 nearest to `value`, as bits.
-uint16_t HalfBits(double value) {
-  // Reduce() converts while it scales: 1 * value in float16.
-  const uint16_t one = 0x3c00;
+// The float16 or bfloat16 nearest to `value`, as bits.
+uint16_t HalfBits(epl_dtype dtype, double value) {
+  // Reduce() converts while it scales: 1 * value in that dtype.
+  const uint16_t one = dtype == EPL_FLOAT16 ? 0x3c00 : 0x3f80;
   uint16_t result = 0;
   const void* source = &one;
-  Reduce(EPL_FLOAT16, EPL_SUM, &result, &source, &value, 1, 1);
+  Reduce(dtype, EPL_SUM, &result, &source, &value, 1, 1);
   return result;
 }
 
@@ -419,7 +421,7 @@ class NcclTransport : public DeviceTransport {
     // Also where the factor is 1: NCCL wants the same kind of operator on every rank, and another's may not be 1.
     double f64 = args.scale;
     float f32 = static_cast<float>(args.scale);
-    uint16_t f16 = HalfBits(args.scale);
+    uint16_t f16 = HalfBits(args.dtype, args.scale);
     void* scalar = args.dtype == EPL_FLOAT64   ? static_cast<void*>(&f64)
                    : args.dtype == EPL_FLOAT32 ? static_cast<void*>(&f32)
                                                : static_cast<void*>(&f16);

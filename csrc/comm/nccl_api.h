@@ -28,7 +28,16 @@ struct UniqueId {
   char bytes[128];
 };
 enum RedOp { kSum = 0, kProd = 1, kMax = 2, kMin = 3 };
-enum DataType { kInt8 = 0, kUint8 = 1, kInt32 = 2, kInt64 = 4, kFloat16 = 6, kFloat32 = 7, kFloat64 = 8 };
+enum DataType {
+  kInt8 = 0,
+  kUint8 = 1,
+  kInt32 = 2,
+  kInt64 = 4,
+  kFloat16 = 6,
+  kFloat32 = 7,
+  kFloat64 = 8,
+  kBfloat16 = 9
+};
 constexpr int kScalarHostImmediate = 1;
 
 // X(result, name in the library, parameters)

@@ -6,112 +6,11 @@
 
 #include <algorithm>
 
-#include "comm/reduce.h"
+#include "comm/program_base.h"
+#include "comm/program_hierarchical.h"
 
 namespace epl {
 namespace {
-
-constexpr int64_t kAlign = 64;
-constexpr int64_t kSmallBytes = 64 << 10;     // up to here latency counts more than the work of every process
-constexpr int64_t kPipelineBytes = 64 << 10;  // a shorter chunk costs more in waiting than its overlap gains
-
-int64_t DivideUp(int64_t a, int64_t b) { return (a + b - 1) / b; }
-
-// Several runs of elements seen as one: fused buffers, or the parts that go to one process.
-class Runs {
- public:
-  void Add(int64_t count) { ends_.push_back(total() + count); }
-  int64_t total() const { return ends_.empty() ? 0 : ends_.back(); }
-  int size() const { return static_cast<int>(ends_.size()); }
-  int64_t begin(int run) const { return run == 0 ? 0 : ends_[run - 1]; }
-
-  // Calls fn(run, offset in the run, count, offset in the range) for each part of [begin, end).
-  template <typename Fn>
-  void ForRange(int64_t begin, int64_t end, Fn fn) const {
-    end = std::min(end, total());
-    auto it = std::upper_bound(ends_.begin(), ends_.end(), begin);
-    for (int64_t at = begin; at < end;) {
-      int run = static_cast<int>(it - ends_.begin());
-      int64_t stop = std::min(*it, end);
-      if (stop > at) fn(run, at - this->begin(run), stop - at, at - begin);
-      at = std::max(at, stop);
-      ++it;
-    }
-  }
-
- private:
-  std::vector<int64_t> ends_;
-};
-
-// What all programs know.
-class Base : public Program {
- public:
-  Base(const Op& op, const Members& members, int64_t slot_bytes)
-      : op_(op), members_(members), args_(op.args()), element_(SizeOf(args_.dtype)), slot_bytes_(slot_bytes) {}
-
- protected:
-  int num_members() const { return members_.num_members(); }
-  int num_local() const { return static_cast<int>(op_.requests.size()); }
-  bool alone() const { return num_members() == 1; }
-  const uint8_t* Input(int local, int buffer, int64_t element) const {
-    return static_cast<const uint8_t*>(op_.requests[local]->args.inputs[buffer]) + element * element_;
-  }
-  uint8_t* Output(int local, int buffer, int64_t element) const {
-    return static_cast<uint8_t*>(op_.requests[local]->args.outputs[buffer]) + element * element_;
-  }
-  // How many elements fit in `bytes`, in whole cache lines.
-  int64_t ElementsIn(int64_t bytes) const { return bytes / kAlign * kAlign / element_; }
-
-  const Op op_;
-  const Members& members_;
-  const epl_collective args_;
-  const int64_t element_;
-  const int64_t slot_bytes_;
-};
-
-// Adds: reduction over the local ranks, with their scales.
-class Reducing : public Base {
- public:
-  Reducing(const Op& op, const Members& members, int64_t slot_bytes) : Base(op, members, slot_bytes) {
-    bool scaled = false;
-    for (const Request* request : op.requests) {
-      scales_.push_back(request->args.scale);
-      scaled = scaled || (IsFloating(args_.dtype) && request->args.scale != 1);
-    }
-    if (!scaled) scales_.clear();
-    sources_.resize(std::max<size_t>(op.requests.size(), members.num_members()));
-  }
-
- protected:
-  void ReduceLocal(int buffer, int64_t element, int64_t count, uint8_t* to) {
-    for (int local = 0; local < num_local(); ++local) sources_[local] = Input(local, buffer, element);
-    Reduce(args_.dtype, args_.reduce_op, to, sources_.data(), scales_.empty() ? nullptr : scales_.data(), num_local(),
-           count);
-  }
-  void ReduceSlots(const uint8_t* const* slots, int64_t offset, int64_t count, uint8_t* to) {
-    for (int member = 0; member < num_members(); ++member) sources_[member] = slots[member] + offset;
-    Reduce(args_.dtype, args_.reduce_op, to, sources_.data(), nullptr, num_members(), count);
-  }
-
- private:
-  std::vector<double> scales_;
-  std::vector<const void*> sources_;
-};
-
-// all_reduce and reduce, over fused buffers.
-class FusedReduce : public Reducing {
- public:
-  FusedReduce(const Op& op, const Members& members, int64_t slot_bytes) : Reducing(op, members, slot_bytes) {
-    for (int i = 0; i < args_.num_buffers; ++i) buffers_.Add(args_.counts[i]);
-    for (int local = 0; local < num_local(); ++local) {
-      if (args_.kind == EPL_ALL_REDUCE || op.requests[local]->rank == args_.root) targets_.push_back(local);
-    }
-  }
-
- protected:
-  Runs buffers_;
-  std::vector<int> targets_;  // local ranks that get the result
-};
 
 // Every process shows all it has, and reduces what all show: one round, the least latency.
 class DirectReduce : public FusedReduce {
@@ -233,10 +132,10 @@ class SharedReduce : public FusedReduce {
   std::vector<uint8_t> results_[2];
 };
 
-class Broadcast : public Base {
+class Broadcast : public BufferProgram {
  public:
   Broadcast(const Op& op, const Members& members, int64_t slot_bytes)
-      : Base(op, members, slot_bytes), source_(members.member_of(op.args().root)) {
+      : BufferProgram(op, members, slot_bytes), source_(members.member_of(op.args().root)) {
     for (int i = 0; i < args_.num_buffers; ++i) buffers_.Add(args_.counts[i]);
     for (int local = 0; local < num_local(); ++local) {
       if (op.requests[local]->rank == args_.root) root_local_ = local;
@@ -277,32 +176,18 @@ class Broadcast : public Base {
   int64_t chunk_;
 };
 
-class ReduceScatter : public Reducing {
+class ReduceScatter : public ScatteringProgram {
  public:
   ReduceScatter(const Op& op, const Members& members, int64_t slot_bytes)
-      : Reducing(op, members, slot_bytes), outputs_(num_local()) {
-    const int64_t rows = args_.row_elements > 0 ? args_.counts[0] / args_.row_elements : 0;
-    const int64_t size = members.size();
-    for (int64_t rank = 0; rank <= size; ++rank) {
-      begins_.push_back((rows / size * rank + std::min(rank, rows % size)) * args_.row_elements);
-    }
-    int64_t most = 0;
-    for (const std::vector<int>& ranks : members.ranks_of) {
-      parts_.emplace_back();
-      for (int rank : ranks) parts_.back().Add(begins_[rank + 1] - begins_[rank]);
-      most = std::max(most, parts_.back().total());
-    }
-    area_ = ElementsIn(slot_bytes / num_members());
-    steps_ = DivideUp(most, area_);
-  }
+      : ScatteringProgram(op, members, slot_bytes), area_(ElementsIn(slot_bytes / num_members())) {}
 
-  int64_t steps() const override { return steps_; }
+  int64_t steps() const override { return DivideUp(most(), area_); }
 
   void Fill(int64_t step, uint8_t* slot) override {
     if (alone()) return;
     for (int to = 0; to < num_members(); ++to) {
-      ForPart(to, step, [&](int rank, int64_t at, int64_t count, int64_t position) {
-        ReduceLocal(0, begins_[rank] + at, count, slot + (to * area_ + position) * element_);
+      ForPart(to, step * area_, area_, [&](int64_t at, int64_t count, int64_t position) {
+        ReduceLocal(0, at, count, slot + (to * area_ + position) * element_);
       });
     }
   }
@@ -315,57 +200,28 @@ class ReduceScatter : public Reducing {
   }
 
   void Drain(int64_t step, const uint8_t* const* slots) override {
-    int self = members_.self;
-    parts_[self].ForRange(step * area_, (step + 1) * area_,
-                          [&](int local, int64_t at, int64_t count, int64_t position) {
-                            if (outputs_[local] == nullptr) return;
-                            uint8_t* to = outputs_[local] + at * element_;
-                            if (alone()) {
-                              ReduceLocal(0, begins_[op_.requests[local]->rank] + at, count, to);
-                            } else {
-                              ReduceSlots(slots, (self * area_ + position) * element_, count, to);
-                            }
-                          });
+    ForOutput(step * area_, area_, [&](uint8_t* to, int64_t at, int64_t count, int64_t position) {
+      if (alone()) {
+        ReduceLocal(0, at, count, to);
+      } else {
+        ReduceSlots(slots, (members_.self * area_ + position) * element_, count, to);
+      }
+    });
   }
-
-  std::vector<int64_t> OutputRows(int local) const override {
-    if (args_.row_elements == 0) return {0};
-    int rank = op_.requests[local]->rank;
-    return {(begins_[rank + 1] - begins_[rank]) / args_.row_elements};
-  }
-  void SetOutput(int local, void* output) override { outputs_[local] = static_cast<uint8_t*>(output); }
 
  private:
-  template <typename Fn>
-  void ForPart(int member, int64_t step, Fn fn) {
-    parts_[member].ForRange(step * area_, (step + 1) * area_,
-                            [&](int index, int64_t at, int64_t count, int64_t position) {
-                              fn(members_.ranks_of[member][index], at, count, position);
-                            });
-  }
-
-  std::vector<int64_t> begins_;  // by rank: first element of its part
-  std::vector<Runs> parts_;      // by member: the parts of its ranks
-  int64_t area_;                 // elements of a slot that are for one member
-  int64_t steps_ = 0;
-  std::vector<uint8_t*> outputs_;
+  const int64_t area_;  // elements of a slot that are for one member
 };
 
-class AllGather : public Base {
+class AllGather : public GatheringProgram {
  public:
   AllGather(const Op& op, const Members& members, int64_t slot_bytes)
-      : Base(op, members, slot_bytes), chunk_(ElementsIn(slot_bytes)), outputs_(num_local()) {
-    own_rows_.resize(num_local());
-    for (int local = 0; local < num_local(); ++local) own_.Add(op.requests[local]->args.counts[0]);
-  }
+      : GatheringProgram(op, members, slot_bytes), chunk_(ElementsIn(slot_bytes)) {}
 
-  int64_t steps() const override { return steps_; }
+  int64_t steps() const override { return DivideUp(most(), chunk_); }
 
   void Fill(int64_t step, uint8_t* slot) override {
-    if (alone()) return;
-    own_.ForRange(step * chunk_, (step + 1) * chunk_, [&](int local, int64_t at, int64_t count, int64_t position) {
-      memcpy(slot + position * element_, Input(local, 0, at), count * element_);
-    });
+    if (!alone()) CopyInputs(step * chunk_, chunk_, slot);
   }
 
   Block Sent(int64_t step, int from, int) const override {
@@ -376,51 +232,20 @@ class AllGather : public Base {
 
   void Drain(int64_t step, const uint8_t* const* slots) override {
     for (int member = 0; member < num_members(); ++member) {
-      streams_[member].ForRange(
-          step * chunk_, (step + 1) * chunk_, [&](int index, int64_t at, int64_t count, int64_t position) {
-            const uint8_t* from = member == members_.self ? Input(index, 0, at) : slots[member] + position * element_;
-            int64_t place = begins_[members_.ranks_of[member][index]] + at;
-            for (uint8_t* output : outputs_) {
-              if (output != nullptr) memcpy(output + place * element_, from, count * element_);
-            }
-          });
+      CopyToOutputs(member, step * chunk_, chunk_, slots[member]);
     }
   }
-
-  void SetRows(const std::vector<Announcement>& all) override {
-    rows_.resize(members_.size());
-    streams_.resize(num_members());
-    for (int member = 0; member < num_members(); ++member) {
-      for (size_t i = 0; i < members_.ranks_of[member].size(); ++i) {
-        rows_[members_.ranks_of[member][i]] = all[member].rows[i];
-        streams_[member].Add(all[member].rows[i] * args_.row_elements);
-      }
-      steps_ = std::max(steps_, DivideUp(streams_[member].total(), chunk_));
-    }
-    int64_t begin = 0;
-    for (int64_t rows : rows_) {
-      begins_.push_back(begin);
-      begin += rows * args_.row_elements;
-    }
-  }
-  std::vector<int64_t> OutputRows(int) const override { return rows_; }
-  void SetOutput(int local, void* output) override { outputs_[local] = static_cast<uint8_t*>(output); }
 
  private:
   const int64_t chunk_;
-  int64_t steps_ = 0;
-  Runs own_;
-  std::vector<int64_t> own_rows_;
-  std::vector<int64_t> rows_;    // by rank
-  std::vector<int64_t> begins_;  // by rank: its first element in the output
-  std::vector<Runs> streams_;    // by member: what its ranks give
-  std::vector<uint8_t*> outputs_;
 };
 
-class AllToAll : public Base {
+class AllToAll : public BufferProgram {
  public:
   AllToAll(const Op& op, const Members& members, int64_t slot_bytes)
-      : Base(op, members, slot_bytes), area_(ElementsIn(slot_bytes / members.num_members())), outputs_(num_local()) {
+      : BufferProgram(op, members, slot_bytes),
+        area_(ElementsIn(slot_bytes / members.num_members())),
+        outputs_(num_local()) {
     for (int to = 0; to < num_members(); ++to) {
       outgoing_.emplace_back();
       for (const Request* request : op.requests) {
@@ -525,9 +350,12 @@ class AllToAll : public Base {
 
 }  // namespace
 
-std::unique_ptr<Program> MakeProgram(const Op& op, const Members& members, int64_t slot_bytes) {
+std::unique_ptr<Program> MakeProgram(const Op& op, const Members& members, int64_t slot_bytes,
+                                     const MachineLayout* machines) {
   const epl_collective& args = op.args();
   std::unique_ptr<Program> program;
+  if (machines != nullptr) program = MakeHierarchicalProgram(op, members, slot_bytes, *machines);
+  if (program != nullptr) return program;
   switch (args.kind) {
     case EPL_ALL_REDUCE: {
       int64_t bytes = 0;

@@ -18,6 +18,7 @@
 #include <vector>
 
 #include "comm/collective.h"
+#include "comm/machine_layout.h"
 
 namespace epl {
 
@@ -48,8 +49,10 @@ class Program {
   virtual void SetOutput(int local, void* output) { static_cast<void>(local), static_cast<void>(output); }
 };
 
-// `slot_bytes` is the size of a slot, a multiple of 64 * the number of members.
-std::unique_ptr<Program> MakeProgram(const Op& op, const Members& members, int64_t slot_bytes);
+// `slot_bytes` is the size of a slot, a multiple of 64 * the number of members. With `machines` the kinds that have a
+// hierarchical algorithm use it.
+std::unique_ptr<Program> MakeProgram(const Op& op, const Members& members, int64_t slot_bytes,
+                                     const MachineLayout* machines);
 
 }  // namespace epl
 

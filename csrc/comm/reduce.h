@@ -16,6 +16,7 @@ inline int64_t SizeOf(epl_dtype dtype) {
     case EPL_INT8:
       return 1;
     case EPL_FLOAT16:
+    case EPL_BFLOAT16:
       return 2;
     case EPL_INT32:
     case EPL_FLOAT32:
@@ -27,10 +28,13 @@ inline int64_t SizeOf(epl_dtype dtype) {
   return 0;
 }
 
-inline bool IsFloating(epl_dtype dtype) { return dtype == EPL_FLOAT16 || dtype == EPL_FLOAT32 || dtype == EPL_FLOAT64; }
+inline bool IsFloating(epl_dtype dtype) {
+  return dtype == EPL_FLOAT16 || dtype == EPL_BFLOAT16 || dtype == EPL_FLOAT32 || dtype == EPL_FLOAT64;
+}
 
 // `num` >= 1 operands of `count` elements. `scales` may be null; else floating operands are multiplied by theirs,
-// integer ones are left alone. dst may be one of the operands. float16 is reduced in float32 and rounded once.
+// integer ones are left alone. dst may be one of the operands. float16 and bfloat16 are reduced in float32 and rounded
+// once.
 void Reduce(epl_dtype dtype, epl_reduce_op op, void* dst, const void* const* srcs, const double* scales, int num,
             int64_t count);
 

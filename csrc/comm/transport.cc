@@ -4,6 +4,7 @@
 
 #include "comm/exchange_gloo.h"
 #include "comm/exchange_shm.h"
+#include "comm/machine_layout.h"
 #include "comm/nccl.h"
 #include "comm/wire.h"
 
@@ -47,9 +48,10 @@ void UseLocal(Transport* transport) {
 Status MakeTransport(Job* job, const Members& members, const std::string& name, const std::string& wanted,
                      Transport* transport) {
   const bool alone = members.num_members() == 1;
-  if (wanted != "auto" && wanted != "local" && wanted != "shm" && wanted != "gloo" && wanted != "nccl") {
+  if (wanted != "auto" && wanted != "local" && wanted != "shm" && wanted != "gloo" && wanted != "hierarchical" &&
+      wanted != "nccl") {
     return Status(EPL_INVALID_ARGUMENT, "communicator '" + name + "': no transport is named '" + wanted +
-                                            "'; expected auto, local, shm, gloo or nccl");
+                                            "'; expected auto, local, shm, gloo, hierarchical or nccl");
   }
   if (!alone) {
     Status status = CheckSameCommunicator(job, members, name, wanted);
@@ -59,7 +61,7 @@ Status MakeTransport(Job* job, const Members& members, const std::string& name, 
     return Status(status.code(),
                   "communicator '" + name + "' cannot use transport " + wanted + ": " + status.message());
   };
-  if (wanted == "local" || (wanted == "auto" && alone)) {
+  if (wanted == "local" || (alone && (wanted == "auto" || wanted == "hierarchical"))) {
     if (!alone) {
       return refuse(Status(EPL_INVALID_ARGUMENT, "its ranks live in several processes; use auto, shm or gloo"));
     }
@@ -78,7 +80,8 @@ Status MakeTransport(Job* job, const Members& members, const std::string& name, 
     Status status = MakeNccl(job, members, name, &transport->device);
     return status.ok() ? status : refuse(status);
   }
-  if (wanted == "shm" || wanted == "auto") {
+  const bool several = wanted == "hierarchical" && HasMachines(*job, members);
+  if (wanted == "shm" || wanted == "auto" || (wanted == "hierarchical" && !several)) {
     if (alone) {  // asked for by name: nothing to share with
       UseLocal(transport);
       return Status();
@@ -92,7 +95,7 @@ Status MakeTransport(Job* job, const Members& members, const std::string& name, 
     return Status();
   }
   transport->gate = MakeControlGate(job, members, name);
-  Status status = MakeGloo(job, members, name, &transport->exchange);
+  Status status = MakeGloo(job, members, name, several, &transport->exchange);
   return status.ok() ? status : refuse(status);
 }
 

@@ -53,6 +53,9 @@ compat::Status ToEplDtype(tf::DataType dtype, epl_dtype* result) {
     case tf::DT_DOUBLE:
       *result = EPL_FLOAT64;
       return compat::Ok();
+    case tf::DT_BFLOAT16:
+      *result = EPL_BFLOAT16;
+      return compat::Ok();
     default:
       return compat::Failure(tf::error::UNIMPLEMENTED, "no collective for dtype ", tf::DataTypeString(dtype));
   }

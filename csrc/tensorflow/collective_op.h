@@ -105,7 +105,7 @@ compat::Status ZeroBytes(tensorflow::OpKernelContext* context, void* buffer, int
 #endif
 
 // The dtypes and the attributes of every collective op.
-#define EPL_DTYPES "{uint8, int8, int32, int64, half, float, double}"
+#define EPL_DTYPES "{uint8, int8, int32, int64, half, float, double, bfloat16}"
 #define EPL_REDUCE_OPS "{'sum', 'prod', 'min', 'max'}"
 #define EPL_COLLECTIVE_ATTRS() Attr("communicator: string").Attr("rank: int >= 0").Attr("key: string").SetIsStateful()
 

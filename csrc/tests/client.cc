@@ -21,6 +21,12 @@ Options MakeOptions(int processes) {
   return options;
 }
 
+void SetMachines(const std::vector<int>& hosts, Options* options) {
+  for (size_t process = 1; process < hosts.size(); ++process) {
+    options->hosts[process] = "127.0.0." + std::to_string(hosts[process]) + ":" + std::to_string(process);
+  }
+}
+
 epl::Mac MacUnder(const std::string& secret) {
   if (secret.empty()) return nullptr;
   return [secret](std::string_view text) {

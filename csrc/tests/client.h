@@ -28,6 +28,8 @@ struct Options {
 };
 // hosts[0] is a free port on which `listen_fd` listens; the others have names nobody connects to.
 Options MakeOptions(int processes);
+// Gives process p the host 127.0.0.<hosts[p]>, so that the core takes equal ones for a machine; process 0 has 1.
+void SetMachines(const std::vector<int>& hosts, Options* options);
 
 // One rank's submission, to be waited for.
 class Call {

@@ -17,7 +17,8 @@ namespace {
 
 using Bytes = std::vector<uint8_t>;
 
-const epl_dtype kTypes[] = {EPL_UINT8, EPL_INT8, EPL_INT32, EPL_INT64, EPL_FLOAT16, EPL_FLOAT32, EPL_FLOAT64};
+const epl_dtype kTypes[] = {EPL_UINT8,   EPL_INT8,    EPL_INT32,   EPL_INT64,
+                            EPL_FLOAT16, EPL_FLOAT32, EPL_FLOAT64, EPL_BFLOAT16};
 
 // Numbers whose sums and products over a dozen ranks are exact in float16, so that the order does not matter.
 double Value(int rank, int64_t i, int seed, epl_reduce_op op) {
@@ -64,6 +65,11 @@ void Store(epl_dtype dtype, double value, uint8_t* to) {
     case EPL_FLOAT64:
       memcpy(to, &value, sizeof(value));
       break;
+    case EPL_BFLOAT16: {  // all test values are exact
+      float x = static_cast<float>(value);
+      memcpy(to, reinterpret_cast<const uint8_t*>(&x) + 2, 2);
+      break;
+    }
   }
 }
 
@@ -305,8 +311,11 @@ void RunAll(epl_communicator* communicator, const std::vector<int>& rank_process
   }
 }
 
-void RunTransport(const std::string& transport, const std::vector<int>& rank_process, int processes) {
+// `hosts`: by process, the last number of its address 127.0.0.x; each is a machine.
+void RunTransport(const std::string& transport, const std::vector<int>& rank_process, int processes,
+                  const std::vector<int>& hosts = {}) {
   Options options = MakeOptions(processes);
+  SetMachines(hosts, &options);
   RunProcesses(
       processes,
       [&](int process) {
@@ -370,6 +379,19 @@ TEST(kinds_gloo_4x1) {
   if (HasGloo()) RunTransport("gloo", Even(4, 1), 4);
 }
 
+TEST(kinds_hierarchical_2_machines_x2) {
+  if (HasGloo()) RunTransport("hierarchical", Even(4, 1), 4, {1, 1, 2, 2});
+}
+TEST(kinds_hierarchical_2_machines_interleaved) {
+  if (HasGloo()) RunTransport("hierarchical", {2, 0, 3, 1, 0, 3, 1, 2, 0}, 4, {1, 2, 2, 1});
+}
+TEST(kinds_hierarchical_3_machines_x2) {
+  if (HasGloo()) RunTransport("hierarchical", Even(6, 1), 6, {1, 1, 2, 2, 3, 3});
+}
+TEST(kinds_hierarchical_2_machines_x3) {
+  if (HasGloo()) RunTransport("hierarchical", Even(6, 1), 6, {1, 1, 1, 2, 2, 2});
+}
+
 // float32 sums are added up in the order of the ranks, whatever the transport and the chunks, and equal on all ranks.
 TEST(sum_in_rank_order) {
   std::vector<std::string> transports = {"shm"};
@@ -401,6 +423,40 @@ TEST(sum_in_rank_order) {
       });
     }
   }
+}
+
+namespace {
+
+uint16_t Brain(float value) {  // exact values only
+  uint16_t bits;
+  memcpy(&bits, reinterpret_cast<const uint8_t*>(&value) + 2, sizeof(bits));
+  return bits;
+}
+
+// The sum of bfloat16 numbers, in the wide and in the portable loop.
+void CheckSum(const std::vector<uint16_t>& terms, uint16_t expected, const std::vector<double>& scales = {}) {
+  for (auto reduce : {epl::Reduce, epl::ReducePortable}) {
+    std::vector<std::vector<uint16_t>> rows;
+    std::vector<const void*> sources;
+    for (uint16_t term : terms) rows.emplace_back(37, term);
+    for (const auto& row : rows) sources.push_back(row.data());
+    std::vector<uint16_t> result(37);
+    reduce(EPL_BFLOAT16, EPL_SUM, result.data(), sources.data(), scales.empty() ? nullptr : scales.data(),
+           static_cast<int>(terms.size()), 37);
+    for (uint16_t bits : result) CHECK_WORDS(bits == expected, std::to_string(bits));
+  }
+}
+
+}  // namespace
+
+TEST(bfloat16_is_rounded_once) {
+  CheckSum({Brain(256), Brain(1), Brain(1)}, Brain(258));  // 257 alone would become 256
+  CheckSum({Brain(256), Brain(1)}, Brain(256));            // a tie goes to the even one,
+  CheckSum({Brain(258), Brain(1)}, Brain(260));            // upwards as well
+  CheckSum({Brain(1), Brain(1)}, Brain(768), {256, 512});  // a factor is no bfloat16
+  CheckSum({0x7f7f, 0x7f7f}, 0x7f80);                      // too large: infinity
+  CheckSum({0x7f80, 0xff80}, 0xffc0);                      // and what is no number stays none
+  CheckSum({0x7f81, Brain(1)}, 0x7fc1);
 }
 
 // A rank that cannot allocate its output fails alone; the others get theirs.

@@ -91,7 +91,7 @@ class Config:
         Raises:
           ConfigError: a key is unknown, a value has the wrong type or is not legal. It is a `ValueError`.
         """
-        given = _flatten(param_dict)
+        given = flatten(param_dict)
         entries: Dict[str, _Entry] = {}
         for key in KEYS:
             entries[key.name] = _entry_from_environment(key) or _Entry(key.default, _FROM_DEFAULT)
@@ -233,8 +233,8 @@ def _restore(entries: Dict[str, _Entry]) -> Config:
     return config
 
 
-def _flatten(param_dict: Optional[Mapping[str, Any]]) -> Dict[str, Any]:
-    """Returns the given values by dotted key, each key once and known."""
+def flatten(param_dict: Optional[Mapping[str, Any]]) -> Dict[str, Any]:
+    """Returns the given values by dotted key, each key once and known; `Config` says what it takes, and raises."""
     if param_dict is None:
         return {}
     if not isinstance(param_dict, Mapping):

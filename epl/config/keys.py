@@ -54,6 +54,7 @@ SECTIONS: Tuple[Tuple[str, str], ...] = (
     ("batch_norm", "Statistics of batch norm"),
     ("cluster", "Devices of the job"),
     ("optimizer", "Application of gradients"),
+    ("replicate", "What replicas compute of all rows"),
     ("debug", "Checks during training"),
 )
 
@@ -168,6 +169,15 @@ KEYS: Tuple[Key, ...] = (
         "Turn sparse gradients (IndexedSlices) into dense ones before they are reduced.",
     ),
     Key(
+        "communication.ordered_sparse_sums",
+        ChoiceType("auto", "on", "off"),
+        "auto",
+        "",
+        "Sum the rows of sparse gradients by index in a fixed order before they are applied, so that replicas stay "
+        'equal to the last bit. "auto" does so where TensorFlow adds them in any order: on GPUs, and with TensorFlow '
+        '2. With "off" a warning names the variables whose replicas drift.',
+    ),
+    Key(
         "communication.max_splits",
         IntType(minimum=1),
         5,
@@ -195,6 +205,16 @@ KEYS: Tuple[Key, ...] = (
         "factor",
         "With communication.fp16: gradients are multiplied by this before the conversion to float16 and divided by it "
         "after the collective. Gradients that would overflow take a smaller power of two, which all ranks agree on.",
+    ),
+    Key(
+        "communication.hierarchy",
+        ChoiceType("auto", "on", "off"),
+        "auto",
+        "",
+        "Hierarchical collectives of workers on CPUs: between two machines each byte goes once, not once for each "
+        "worker. "
+        '"on" is refused where the machines have not equally many workers, at least two. "auto": where they have, and '
+        "the link inside a machine is faster than a worker's share of the network (auto.machine, or presets).",
     ),
     Key(
         "communication.clip_after_allreduce",
@@ -389,6 +409,14 @@ KEYS: Tuple[Key, ...] = (
         "Apply gradients in this many groups, one after the other, to save temporary memory.",
     ),
     Key(
+        "replicate.state",
+        ChoiceType("all", "each"),
+        "all",
+        "",
+        "Rows of what a step writes to variables from the batch, such as a codebook, a memory bank or a moving mean: "
+        "those of all replicas, so that each replica writes what one device would; or those of each replica.",
+    ),
+    Key(
         "debug.check_replicas",
         IntType(minimum=0),
         0,
@@ -423,7 +451,9 @@ TRAINING_KEYS = (
     "pipeline.num_micro_batch",
     "communication.num_communicators",
     "communication.sparse_as_dense",
+    "communication.ordered_sparse_sums",
     "communication.max_splits",
+    "communication.hierarchy",
     "communication.fp16",
     "communication.fp16_scale",
     "communication.clip_after_allreduce",

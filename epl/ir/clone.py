@@ -10,6 +10,7 @@ in the clone; references to other ops stay.
 
 import functools
 from typing import (
+    AbstractSet,
     Any,
     Callable,
     Dict,
@@ -81,6 +82,7 @@ def clone_nodes(
     library: Optional[Any] = None,
     inputs: Mapping[str, str] = _NONE,
     leads: Optional[Leads] = None,
+    copied: FrozenSet[str] = frozenset(),
 ) -> Iterator[node_wire.Node]:
     """Adds one copy of `nodes` per prefix to the graph.
 
@@ -95,13 +97,14 @@ def clone_nodes(
       inputs: input of an original, as in a NodeDef -> the input to use in its place: an op of `nodes` (then its copy),
         of the graph, or an extra one.
       leads: those of `nodes` that several copies share; None: each copy has all nodes.
+      copied: names of ops that have a copy for each prefix already, to which the new copies refer.
 
     Returns:
       The copies as they are in the graph now, created during iteration.
     """
     ordered = sorted(nodes)
-    inside = {view.nodes[i].name for i in ordered}
-    outside = _Outside({node.name for node in extra})
+    inside = copied.union(view.nodes[i].name for i in ordered)
+    outside = _Outside({node.name for node in extra}, copied)
     leads = leads or Leads(frozenset(), range(len(prefixes)))
     led = _Led(frozenset(view.nodes[i].name for i in leads.nodes), -1 in leads.of_copy)
     templates = [(_Template(view.nodes[i], inside, outside, inputs, led), i) for i in ordered]
@@ -124,6 +127,8 @@ def clone_nodes(
             parts.append(node_wire.field(node_wire.NODE, template.write(encoded, own, lead)))
         names.update(prefix + view.nodes[original].name for _, original in own_templates)
     names.update(node.name for node in extra)
+    for prefix in prefixes:
+        outside.add_copies(prefix)
     outside.control |= controls - names
     for node in extra:
         for name in node.input:
@@ -156,7 +161,7 @@ def clone_each(tf_graph: tf.Graph, view: GraphView, clones: Iterable[Clone]) -> 
     """Adds many different copies in one import: TensorFlow looks at all ops of the graph in each."""
     parts: List[bytes] = []
     names: Set[str] = set()
-    outside = _Outside(set())
+    outside = _Outside(set(), frozenset())
     for clone in clones:
         inside = {view.nodes[node].name for node in clone.nodes}
         for node in sorted(clone.nodes):
@@ -196,8 +201,10 @@ class _Led(NamedTuple):
 class _Outside:
     """Inputs of the copies that are neither copied nor `added`: they are ops of the graph."""
 
-    def __init__(self, added: Set[str]) -> None:
+    def __init__(self, added: Set[str], copied: FrozenSet[str]) -> None:
         self._added = added
+        self.copied = copied
+        self._of_copies: Set[str] = set()  # inputs whose producers have copies
         self.data: Set[Tuple[str, int]] = set()
         self.control: Set[str] = set()
 
@@ -209,6 +216,16 @@ class _Outside:
             producer, _, output = name.partition(":")
             if producer not in self._added:
                 self.data.add((producer, int(output or 0)))
+
+    def note_copied(self, name: str) -> None:
+        """Notes the input `name` of a NodeDef, of which each copy takes its own one."""
+        self._of_copies.add(name)
+
+    def add_copies(self, prefix: str) -> None:
+        """Notes the inputs of the copy with this prefix that were copied earlier."""
+        for name in self._of_copies:
+            mark = "^" if name[0] == "^" else ""
+            self.add(mark + prefix + name[len(mark) :])
 
 
 # A shorter mark could be a part of a field's length.
@@ -224,7 +241,7 @@ class _Template:
     __slots__ = ("_attrs", "_device", "_inputs", "_name", "_op", "_own_names", "_pieces", "_pieces_for", "is_led")
 
     def __init__(
-        self, node: node_wire.Node, inside: Set[str], outside: _Outside, inputs: Mapping[str, str], led: _Led
+        self, node: node_wire.Node, inside: AbstractSet[str], outside: _Outside, inputs: Mapping[str, str], led: _Led
     ) -> None:
         self._name = node.name
         self._op = node.op
@@ -241,6 +258,8 @@ class _Template:
                 self._inputs.append((name, (mark, name[len(mark) :], is_led)))
                 if is_led and led.from_graph:
                     outside.add(name)
+                elif producer in outside.copied:
+                    outside.note_copied(name)
             else:
                 outside.add(name)
                 self._inputs.append((name, None))
@@ -314,7 +333,7 @@ def _device_field(device: str) -> bytes:
 _Name = Tuple[Optional[bytes], bytes]
 
 
-def _own_names(node: node_wire.Node, inside: Set[str]) -> List[Tuple[str, List[_Name], bool]]:
+def _own_names(node: node_wire.Node, inside: AbstractSet[str]) -> List[Tuple[str, List[_Name], bool]]:
     """Attributes with names that get the prefix of a copy: (key, names, is a list)."""
     data = node.serialized_attrs
     if b"_class" not in data and b"_name" not in data:  # most nodes

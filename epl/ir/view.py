@@ -4,7 +4,7 @@ TensorFlow's accessors of an op (`node_def`, `inputs`, `consumers`) cost 6-25 us
 and has all of this.
 """
 
-from typing import Any, Callable, Dict, Iterable, List, Optional, Set, TypeVar, Union
+from typing import Any, Callable, Dict, FrozenSet, Iterable, List, Optional, Set, TypeVar, Union
 
 import tensorflow.compat.v1 as tf
 
@@ -27,8 +27,18 @@ class GraphView:
       producers: for every node, the indices of its producers of data or control.
     """
 
-    def __init__(self, tf_graph: tf.Graph) -> None:
+    def __init__(
+        self, tf_graph: tf.Graph, earlier: Optional["GraphView"] = None, left_out: FrozenSet[str] = frozenset()
+    ) -> None:
+        """Reads the graph.
+
+        Args:
+          tf_graph: the graph.
+          earlier: a view whose nodes come first, as they were then; None: all nodes are read.
+          left_out: names of the ops that are in neither view, now and in `followed`.
+        """
         self._num_functions = tf_compat.num_functions(tf_graph)
+        self._left_out = left_out
         nodes, self.graph_def = node_wire.read_graph(tf_compat.serialized_graph_def(tf_graph))
         graph = Graph.of(tf_graph)
         if graph is not None and graph.replacements:
@@ -40,6 +50,9 @@ class GraphView:
         self._by_type: Dict[str, List[int]] = {}
         self._consumers: Optional[List[List[int]]] = None
         self._copies: Set[str] = set()
+        if earlier is not None:
+            later = [node for node in nodes if node.name not in earlier.index and node.name not in left_out]
+            nodes = earlier.nodes + later
         self._append(nodes)
 
     def followed(
@@ -56,10 +69,14 @@ class GraphView:
           This view, with added ops at the end; or a new one if there are new functions.
         """
         if tf_compat.num_functions(tf_graph) != self._num_functions:
-            return GraphView(tf_graph)
+            if not self._left_out:
+                return GraphView(tf_graph)
+            self._num_functions = tf_compat.num_functions(tf_graph)
+            _, self.graph_def = node_wire.read_graph(tf_compat.serialized_graph_def(tf_graph))
         added = list(copies)
         self._copies.update(node.name for node in added)
-        added += _read_nodes(tf_graph, tf_compat.op_names(tf_graph).difference(self.index, self._copies))
+        known = (self.index, self._copies, self._left_out)
+        added += _read_nodes(tf_graph, tf_compat.op_names(tf_graph).difference(*known))
         self._append(added)
         for node in _read_nodes(tf_graph, self._copies.difference(tf_compat.untouched_names(tf_graph)).union(changed)):
             i = self.index[node.name]

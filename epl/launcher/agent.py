@@ -15,8 +15,9 @@ import json
 import os
 import signal
 import sys
-from typing import Any, Dict, NamedTuple, Tuple
+from typing import Any, Dict, NamedTuple, Optional, Tuple
 
+from epl.launcher import check as launcher_check
 from epl.launcher import cores as launcher_cores
 from epl.launcher import devices as launcher_devices
 from epl.launcher import machine
@@ -76,11 +77,12 @@ def serve() -> int:
     try:
         order = AgentOrder(**json.loads(commands.line()))
         options, ports = _get_ready(order)
+        if options.check:
+            _answer(None, 1)
+            return launcher_check.run(options)
         devices = launcher_devices.assign(len(options.local_indices), options.gpu_per_worker, os.environ)
         devices = launcher_cores.bind(devices, options.bind_cores, os.environ)
-        answer = {"port": ports[0].number if ports else None, "log_number": _log_number(order, options)}
-        sys.stdout.write(MARK + json.dumps(answer) + "\n")  # in one write, also where Python does not buffer
-        sys.stdout.flush()
+        _answer(ports[0].number if ports else None, _log_number(order, options))
         options = options._replace(**json.loads(commands.line()))
         prepared = machine.prepare(options, devices, options.log_dir, order.restart, ports)
     except EOFError:
@@ -95,6 +97,12 @@ def serve() -> int:
         sys.stderr.write(f"{MARK}{outcome.cause}\n")
         sys.stderr.flush()
     return outcome.code
+
+
+def _answer(port: Optional[int], log_number: int) -> None:
+    line = MARK + json.dumps({"port": port, "log_number": log_number}) + "\n"
+    sys.stdout.write(line)  # in one write, also where Python does not buffer
+    sys.stdout.flush()
 
 
 class _RefusedError(Exception):
@@ -118,10 +126,10 @@ def _get_ready(order: AgentOrder) -> Tuple[Options, Dict[int, launcher_plan.Port
         os.environ.pop(name, None)
     os.environ.update(order.environ)
     options = Options(**order.options)
-    if not options.is_module and not os.access(options.script, os.R_OK):
+    if not options.check and not options.is_module and not os.access(options.script, os.R_OK):
         raise _RefusedError(f"the training script {options.script!r} cannot be read here (looked in {order.directory})")
     ports: Dict[int, launcher_plan.Port] = {}
-    if 0 in options.local_indices:
+    if 0 in options.local_indices and not options.check:
         ports[0] = launcher_plan.reserve_port(order.address)
     return options, ports
 

@@ -19,7 +19,7 @@ from typing import Any, Dict, Iterator, List, Mapping, NamedTuple, Optional, Seq
 from epl.launcher import devices as launcher_devices
 from epl.launcher import plan, processes, secret
 from epl.launcher.options import Options
-from epl.utils.version import INSTALL_PROTOBUF, INSTALL_TENSORFLOW, VERSION
+from epl.utils.version import INSTALL_PROTOBUF, KNOWN_TENSORFLOWS, VERSION, how_to_install, is_known
 
 _MOST_WORKERS = 2  # without --num_workers
 _SECONDS = 120.0  # for one program, or the workers of all pairs together
@@ -47,7 +47,7 @@ _VERSIONS = (
 _REMEDIES = (
     ("Descriptors cannot", INSTALL_PROTOBUF),
     ("symbolic Tensor", 'pip install "numpy<1.19"'),
-    ("No module named", INSTALL_TENSORFLOW),
+    ("No module named", how_to_install(sys.version_info[:2])),
     ("bytes of shared memory", "give the container more memory and /dev/shm: docker run --shm-size=2g"),
     ("NCCL", "NCCL_DEBUG=INFO says more; each worker needs a GPU of its own"),
 )
@@ -106,7 +106,7 @@ def _findings(options: Options) -> Iterator[Finding]:
     if usable:
         facts, problem = _ask("facts", options.env)
         if facts is None:
-            yield _failure("EPL", problem)
+            yield failure("EPL", problem)
     devices, finding = _devices(options, facts)
     yield finding
     on_gpus = devices is not None and bool(devices[0]["CUDA_VISIBLE_DEVICES"])
@@ -122,18 +122,16 @@ def _findings(options: Options) -> Iterator[Finding]:
 
 
 def _python() -> Finding:
-    version = platform.python_version()
-    if (3, 6) <= sys.version_info[:2] <= (3, 8):
-        return Finding("ok", "Python", version)
-    return Finding("FAIL", "Python", version, "TensorFlow 1.15 needs Python 3.7 (3.6; 3.8 with NVIDIA's TensorFlow)")
+    return Finding("ok", "Python", platform.python_version())
 
 
 def _package(name: str, code: str, given: Mapping[str, str]) -> Finding:
     version, problem = _output([sys.executable, "-c", code], _environment(given))
     if version is None:
-        return _failure(name, problem)
-    if name == "TensorFlow" and not version.startswith("1.15"):
-        return Finding("FAIL", name, version, f"EPL needs TensorFlow 1.15: {INSTALL_TENSORFLOW}")
+        return failure(name, problem)
+    if name == "TensorFlow" and not is_known(version):
+        remedy = f"EPL needs TensorFlow {KNOWN_TENSORFLOWS}. {how_to_install(sys.version_info[:2])}"
+        return Finding("FAIL", name, version, remedy)
     return Finding("ok", name, version)
 
 
@@ -149,7 +147,7 @@ def _built_in(facts: Mapping[str, Any], on_gpus: bool) -> Iterator[Finding]:
         yield Finding("FAIL" if lacks_nccl else "--", "left out", facts["missing"], remedy)
     built = "TensorFlow is built with CUDA" if facts["cuda"] else "TensorFlow is built without CUDA"
     if facts["gpus"] and not facts["cuda"]:
-        remedy = "tensorflow-gpu==1.15.5 or NVIDIA's build; docs/install.md, GPUs"
+        remedy = "install a TensorFlow for GPUs; docs/install.md, GPUs"
         yield Finding("FAIL" if on_gpus else "--", "CUDA", f"{facts['gpus']} GPU(s), but {built}", remedy)
     else:
         yield Finding("ok" if facts["cuda"] else "--", "CUDA", built)
@@ -200,11 +198,11 @@ def _pairs(devices: Sequence[Mapping[str, str]], ports: List[plan.Port], given: 
     for pair in pairs or []:
         workers = "workers {} and {}".format(*pair["workers"])
         if pair["error"]:
-            yield _failure(subject, f"{workers}: {pair['error']}")
+            yield failure(subject, f"{workers}: {pair['error']}")
         else:
             yield Finding("ok", subject, f"{workers}: {pair['ms']:.2f} ms ({pair['transport']})")
     if pairs is None:
-        yield _failure(subject, problem)
+        yield failure(subject, problem)
 
 
 def _time_pairs(
@@ -302,7 +300,8 @@ def _why(code: int, errors: str) -> str:
     return " ".join(lines[-1:]) or f"exit code {code}, and no error text"
 
 
-def _failure(subject: str, problem: str) -> Finding:
+def failure(subject: str, problem: str) -> Finding:
+    """The finding of a failed check, with the remedy for what its text says."""
     if problem == "killed by SIGILL":
         return Finding("FAIL", subject, problem, _AVX)
     for part, remedy in _REMEDIES:

@@ -9,6 +9,7 @@ Also `python -m epl.utils.launcher`. This module runs the steps in order; each s
     secret     how workers know each other          console      the terminal
     causes     which worker failed first            last_words   what a worker tells the launcher (epl/utils)
     check      --check: what works here            machine      one run of the workers of this machine
+    config_file    --config_file: all in one file  check_machines   --check -H: what works on each machine
     ssh        -H: one run on several machines     agent        the part of it on each machine
     run        epl.run: a function, by epl-launch  run_worker   what its workers execute
     notices    what is not shown of the output
@@ -23,6 +24,7 @@ from typing import Optional, Sequence
 
 from epl.launcher import agent as launcher_agent
 from epl.launcher import check as launcher_check
+from epl.launcher import check_machines
 from epl.launcher import cores as launcher_cores
 from epl.launcher import devices as launcher_devices
 from epl.launcher import machine as launcher_machine
@@ -50,9 +52,11 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     if list(argv) == [launcher_agent.FLAG]:
         return launcher_agent.serve()
     options = launcher_options.parse(argv)
-    if options.check:
+    if options.check and options.placement is None:
         return launcher_check.run(options)
     try:
+        if options.check:
+            return check_machines.run(options)
         _check_scheduler(options)
         if options.placement is not None:
             return _run_by_ssh(options)

@@ -2,7 +2,7 @@
 
 | Notice | Shown where the worker has |
 | --- | --- |
-| the lines of level I of TensorFlow's C++ code: devices, XLA, instructions of the CPU | one of `_CPP_VARIABLES` |
+| the lines of level I of TensorFlow's C++ code: devices, XLA, instructions of the CPU | one of `CPP_VARIABLES` |
 | `FutureWarning` of numpy about TensorFlow's own modules | `PYTHONWARNINGS` |
 | that a name or an argument of TensorFlow is deprecated | |
 | that Keras does not read `OMP_NUM_THREADS`, which epl-launch sets for others | |
@@ -19,7 +19,7 @@ _SELF = rb"(?:tensorflow|tensorflow_core|tensorflow_estimator|tensorboard)"
 # Where pip, conda and Debian install packages: a script may lie in a folder with the name of one.
 _INSTALLED = rb"/[^\n:]{0,500}/(?:site|dist)-packages/" + _SELF
 # They ask for lines of level I, or for more of them.
-_CPP_VARIABLES = ("TF_CPP_MIN_LOG_LEVEL", "TF_CPP_MIN_VLOG_LEVEL", "TF_CPP_VMODULE")
+CPP_VARIABLES = ("TF_CPP_MIN_LOG_LEVEL", "TF_CPP_MIN_VLOG_LEVEL", "TF_CPP_VMODULE")
 # Before the text of a warning in Python: as logging has it, or absl after tf.app.run.
 _WARNING = rb"(?:WARNING:tensorflow:|W\d{4} \d\d:\d\d:\d\d\.\d+ +\d+ \w+\.py:\d+\] )"
 # logging_ops.cc: tf.print(..., output_stream=tf.logging.info).
@@ -57,7 +57,7 @@ class NoticeFilter:
           environ: the worker's; what it sets about TensorFlow's messages is the user's wish, and counts.
         """
         patterns: List[bytes] = [_DEPRECATION, _KERAS_THREADS]
-        if not any(name in environ for name in _CPP_VARIABLES):
+        if not any(name in environ for name in CPP_VARIABLES):
             patterns.append(_CPP_INFO)
         if "PYTHONWARNINGS" not in environ:
             patterns.append(_FUTURE_WARNING)

@@ -11,7 +11,7 @@ import re
 import sys
 from typing import Dict, Iterable, List, NamedTuple, NoReturn, Optional, Sequence, Tuple
 
-from epl.launcher import foreign_options
+from epl.launcher import config_file, foreign_options
 from epl.utils import host_lists
 from epl.utils.job_variables import SECRET, SECRET_FILE
 from epl.utils.version import VERSION
@@ -30,6 +30,8 @@ _NOT_OF_CHECK = ("secret_file", "task_label", "log_dir", "max_restarts", "kill_a
 )
 _ENDING = ("-h", "--help", "--version")  # they print and end
 _NUM_WORKERS = ("--num_workers",) + foreign_options.NUM_WORKERS + foreign_options.PER_MACHINE
+# With --check, of a file of --config_file.
+_OF_CHECK = _NUM_WORKERS + ("--gpu_per_worker", "-H", "--hostfile", "-x")
 _PYTHON = re.compile(r"python(\d(\.\d+)?)?$")  # the name of an interpreter
 _SWITCHES = ("--check", "--debug", "--dry_run", "--show_all", "--verbose", "--no_malloc_tuning", "--bind_cores")
 
@@ -94,7 +96,7 @@ def parse(argv: Sequence[str]) -> Options:
     for argument in argv:
         if "\0" in argument:
             parser.error(f"{argument!r} holds a NUL character, which no file name, argument or variable can")
-    own, rest = _split(parser, argv)
+    own, rest = _read_config_file(parser, *_split(parser, argv))
     script, is_module, script_args = _take_script(parser, rest)
     found = parser.parse_args(own + ["--"] + ([script] if script is not None else []))
     _check_foreign(parser, found, own)
@@ -182,11 +184,16 @@ def _build_parser() -> _Parser:
         ("--debug", "worker 0 keeps the terminal (a debugger works) and writes no log"),
         ("--show_all", "show the output of all workers, not only of worker 0"),
         ("--verbose", "show also what TensorFlow says about itself; the logs have it in any case"),
-        ("--check", "check this machine and this installation, with a 1 MB all-reduce between each pair of workers"),
+        ("--check", "check this machine, or those of -H, and the installation, with an all-reduce between each pair"),
         ("--dry_run", "print command and environment of each worker and start nothing"),
         ("--no_malloc_tuning", "leave the memory allocator of the workers as it is"),
     ):
         parser.add_argument(name, type=_boolean, nargs="?", const=True, default=False, metavar="True|False", help=text)
+    parser.add_argument(
+        config_file.OPTION,
+        metavar="FILE",
+        help="YAML or JSON with options, keys of epl.Config, a plan and the script; the command line goes before it",
+    )
     parser.add_argument("--show_rank", metavar="I,...", help="show the output of these workers in place of worker 0's")
     parser.add_argument(
         "--bind_cores",
@@ -253,10 +260,31 @@ def _split(parser: argparse.ArgumentParser, argv: Sequence[str]) -> Tuple[List[s
     late = [word.partition("=")[0] for word in rest[1:]]
     given = {word.partition("=")[0] for word in own}
     for option, same in (("--num_workers", _NUM_WORKERS + ("-H", "--hostfile")), ("--gpu_per_worker", ())):
-        needed = given.isdisjoint(_ENDING + ("--check", option)) and given.isdisjoint(same)
+        needed = given.isdisjoint(_ENDING + ("--check", config_file.OPTION, option)) and given.isdisjoint(same)
         if needed and option in late:
             parser.error(f"{option} stands after the script {rest[0]}; the launcher's options come before the script")
     return own, rest
+
+
+def _read_config_file(parser: argparse.ArgumentParser, own: List[str], rest: List[str]) -> Tuple[List[str], List[str]]:
+    """The words of the file of --config_file, if there is one, before those of the command line; the script's words."""
+    path = None
+    for word, following in zip(own, own[1:] + [""]):
+        option, equals, value = word.partition("=")
+        if option == config_file.OPTION:
+            path = value if equals else following
+    if path is None:
+        return own, rest
+    known = {option: option in _SWITCHES for option in parser._option_string_actions if option not in _ENDING}
+    for option in ("--check", config_file.OPTION):
+        del known[option]
+    try:
+        file = config_file.read(path, known, os.environ)
+    except config_file.ConfigFileError as error:
+        parser.error(f"{config_file.OPTION}: {error}")
+    is_check = "--check" in {word.partition("=")[0] for word in own}
+    words = [word for name, words in file.options if not is_check or name in _OF_CHECK for word in words]
+    return words + own, rest or ([] if is_check else file.script)
 
 
 def _take_script(parser: argparse.ArgumentParser, rest: List[str]) -> Tuple[Optional[str], bool, List[str]]:
@@ -322,11 +350,11 @@ def _unknown(argument: str, known: Iterable[str]) -> str:
 def _check_required(parser: argparse.ArgumentParser, found: argparse.Namespace) -> None:
     """Refuses a command line without what the job needs; `--check` needs nothing, and starts no script."""
     if found.check:
-        names = {"host_list": "-H", "training_script": "script"}
-        for option in ("machine_rank", "machine_list", "host_list", "hostfile", "training_script"):
+        names = {"training_script": "script"}
+        for option in ("machine_rank", "machine_list", "training_script"):
             if getattr(found, option) is not None:
                 name = names.get(option, f"--{option}")
-                parser.error(f"--check looks at this machine alone and takes no {name}; leave it out")
+                parser.error(f"--check takes no {name}; leave it out (-H checks several machines)")
         for option in _NOT_OF_CHECK:
             if getattr(found, option) != parser.get_default(option):
                 parser.error(f"--check starts no job and takes no --{option}; leave it out")
@@ -406,7 +434,7 @@ def _check_placement(parser: argparse.ArgumentParser, found: argparse.Namespace)
                 text = lines.read()
         except OSError as error:
             parser.error(f"{source}: {error.strerror} (looked in {os.getcwd()})")
-    if text is None or found.check:
+    if text is None:
         return None
     for option in ("machine_rank", "machine_list", "debug") + (("host_list",) if found.hostfile is not None else ()):
         given = getattr(found, option)

@@ -24,6 +24,22 @@ _Build = Callable[[CollectiveMember, List[tf.Tensor], str, Weight], List[tf.Tens
 REDUCE_OPS = ("sum", "mean", "prod", "min", "max")
 
 
+class GatheredSlices(tf.IndexedSlices):
+    """IndexedSlices of several ranks, one rank after the other.
+
+    Attributes:
+      rows: int64 vector, how many rows came from each rank.
+      ranks: number of ranks.
+    """
+
+    def __init__(
+        self, values: tf.Tensor, indices: tf.Tensor, dense_shape: Optional[tf.Tensor], rows: tf.Tensor, ranks: int
+    ) -> None:
+        super().__init__(values, indices, dense_shape)
+        self.rows = rows
+        self.ranks = ranks
+
+
 class Communicator:
     """Ranks 0 to W - 1, each owned by a process of the job, that do collectives together.
 
@@ -147,7 +163,7 @@ class Communicator:
         """The reduction of each tensor over all ranks, on every rank.
 
         Dense tensors of one dtype are fused into one op. IndexedSlices stay sparse: values and indices of all ranks are
-        gathered, which is their sum (mean).
+        gathered, which is their sum (mean), as `GatheredSlices`.
 
         Args:
             tensors: a tensor or a list of them; their shapes are the same on every rank.
@@ -432,11 +448,11 @@ class Communicator:
         _, scale, _ = self._way(slices.dtype, reduce_op, weight)
         values = _weigh(slices.values, None if isinstance(scale, float) and scale == 1.0 else scale)
         with tf.control_dependencies(previous):
-            values = self.all_gather(values, rank, key + "/values")
+            values, rows = self.all_gather_with_rows(values, rank, key + "/values")
         with tf.control_dependencies([values.op]):
             indices = self.all_gather(slices.indices, rank, key + "/indices")
         previous[:] = [indices.op]
-        return tf.IndexedSlices(values, indices, slices.dense_shape)
+        return GatheredSlices(values, indices, slices.dense_shape, rows, self.world_size)
 
 
 def _scope(kind: str, key: str) -> Any:

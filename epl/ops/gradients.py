@@ -28,7 +28,7 @@ def _member(op: tf.Operation, world: int = 0) -> CollectiveMember:
 
 
 def _differentiable(op: tf.Operation) -> bool:
-    return op.get_attr("T") in (tf.float16, tf.float32, tf.float64)
+    return op.get_attr("T") in (tf.float16, tf.bfloat16, tf.float32, tf.float64)
 
 
 def _require_sum(op: tf.Operation) -> None:

@@ -17,7 +17,7 @@ import tensorflow.compat.v1 as tf
 
 from epl.utils.errors import EplError
 
-ABI_VERSION = 3
+ABI_VERSION = 4
 
 
 def _library_folder(lib: str) -> str:

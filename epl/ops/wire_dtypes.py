@@ -1,14 +1,14 @@
 """Wire dtypes: a tensor of a dtype that the core does not know travels as another dtype, and is converted back.
 
-The core moves uint8, int8, int32, int64, float16, float32 and float64. This module is the table for the other dtypes;
-those that cannot travel are refused with a message.
+The core moves uint8, int8, int32, int64, float16, bfloat16, float32 and float64. This module is the table for
+the other dtypes; those that cannot travel are refused with a message.
 """
 
 from typing import Callable, Dict, NamedTuple, Optional, Tuple
 
 import tensorflow.compat.v1 as tf
 
-NATIVE_DTYPES = (tf.uint8, tf.int8, tf.int32, tf.int64, tf.float16, tf.float32, tf.float64)
+NATIVE_DTYPES = (tf.uint8, tf.int8, tf.int32, tf.int64, tf.float16, tf.bfloat16, tf.float32, tf.float64)
 
 _Conversion = Callable[[tf.Tensor], tf.Tensor]
 
@@ -91,7 +91,6 @@ _WIRE_DTYPES: Dict[tf.DType, WireDtype] = {
     # The bits of a sum or product modulo 2^n do not depend on signedness; those of a minimum or maximum do.
     tf.uint32: _bits(tf.uint32, tf.int32, ("sum", "prod")),
     tf.uint64: _bits(tf.uint64, tf.int64, ("sum", "prod")),
-    tf.bfloat16: _cast(tf.bfloat16, tf.float32),
     tf.complex64: WireDtype(_pair_of_reals, _complex_of_pair, ("sum",)),
     tf.complex128: WireDtype(_pair_of_reals, _complex_of_pair, ("sum",)),
 }

@@ -25,6 +25,7 @@ from epl.parallel.plan.communicators import all_communicators
 from epl.parallel.plan.dedicated_devices import tell_of_shared_devices
 from epl.parallel.plan.gradient_groups import find_groups, find_trainings
 from epl.parallel.plan.graph_digest import GraphDigest
+from epl.parallel.plan.hierarchy import plan_hierarchy
 from epl.parallel.plan.row_shares import plan_row_shares
 from epl.parallel.plan.stages import batches_of_step, plan_batch_parts, plan_stages
 from epl.parallel.plan.unequal_scopes import tell_of_first_devices
@@ -36,6 +37,7 @@ from epl.parallel.replication import (
     check_replicas,
     clone_replicas,
     divide_batches,
+    lower_writes,
     merge_outputs,
     order_step_writes,
     replica_rows,
@@ -59,6 +61,7 @@ _SHARDS = OpOrigin("sharded variables", "checkpoints")
 _CORE_PASSES = (
     batch_sizes.PASS,
     needed_collectives.PASS,
+    lower_writes.PASS,
     clone_micro_batches.PASS,
     divide_batches.PASS,
     aggregate_gradients.PASS,
@@ -90,6 +93,13 @@ class ToldByWorkers(NamedTuple):
 
     own: str = ""
     of_worker_0: str = ""
+
+
+class PlannedCalls:
+    """How many calls of tf.gradients and of apply_gradients a graph had when it was planned last: `Graph.state_of`."""
+
+    def __init__(self, graph: Graph) -> None:
+        self.gradients, self.applies = len(graph.gradient_calls), len(graph.apply_calls)
 
 
 class TransformReport(NamedTuple):
@@ -152,7 +162,7 @@ def transform(tf_graph: Optional[tf.Graph] = None) -> Optional[TransformReport]:
     if graph.device_placement is not None:  # the graph ran before it had gradients
         graph.device_placement.undo(graph.tf_graph)
         graph.device_placement = None
-    with tf_compat.unfinalized(graph.tf_graph), _no_garbage_collection(), contextlib.ExitStack() as changes:
+    with tf_compat.unfinalized(graph.tf_graph), without_garbage_collection(), contextlib.ExitStack() as changes:
         sharded = graph.state_of(ShardedVariables)
         if sharded is not None:
             changes.enter_context(graph.changing())
@@ -182,6 +192,7 @@ def transform(tf_graph: Optional[tf.Graph] = None) -> Optional[TransformReport]:
         kind = CheckedRewrite if os.environ.get("EPL_VERIFY") else RewriteContext
         rewrite = kind(graph, plan, groups, trainings, env.config, cluster)
         sections = [feature.plan(rewrite) for feature in features.FEATURES]
+        sections.append(plan_hierarchy(env.config, cluster))
         rewrite.divisions = batch_division.find(rewrite)
         plan = rewrite.plan = plan._replace(
             features=tuple(one for one in sections if one is not None),
@@ -204,31 +215,33 @@ def transform(tf_graph: Optional[tf.Graph] = None) -> Optional[TransformReport]:
             if rewrite.spans_processes:
                 _open_communicators(rewrite)
             if rewrite.world_size > 1:
-                _find_replica_rows(rewrite)
-            with _changing(graph, rewrite):
+                find_replica_rows(rewrite, GraphView(rewrite.tf_graph))
+            with changing(graph, rewrite):
                 passes = run_passes(passes_of(features.FEATURES), rewrite)
                 checkpoints = graph.state_of(Checkpoints)
                 if checkpoints is not None:
                     with graph.inserted.following(_SHARDS):
                         checkpoints.complete([rewrite.prefix(copy) for copy in range(rewrite.local_replicas)])
                 if plan.workers > 1:
-                    agreement.compare_facts(plan.name, "collectives", _fingerprint(rewrite))
+                    agreement.compare_facts(plan.name, "collectives", fingerprint(rewrite))
         else:
-            with _changing(graph, rewrite):
+            with changing(graph, rewrite):
                 passes = run_passes(passes_of(features.FEATURES, is_plain=True), rewrite)
             rewrite.view = None if rewrite.runs_as_it_is else GraphView(graph.tf_graph)
     graph.rewritten = rewrite
+    graph.keep(PlannedCalls, PlannedCalls(graph))
     return TransformReport(plan, passes, time.process_time() - start, len(rewrite.cloned), rewrite.local_replicas)
 
 
-def _find_replica_rows(rewrite: RewriteContext) -> None:
+def find_replica_rows(rewrite: RewriteContext, view: GraphView) -> None:
     """Notes what depends on the rows that a replica has. The training does not need it, so no error ends it.
 
     The view is not kept: features change ops before the first pass with a view, and do not say which.
     """
-    view = GraphView(rewrite.tf_graph)
     try:
-        rewrite.graph.keep(ReplicaRows, replica_rows.find(rewrite.graph, rewrite.plan, view, rewrite.global_variables))
+        state = rewrite.config.replicate.state
+        found = replica_rows.find(rewrite.graph, rewrite.plan, view, rewrite.global_variables, state)
+        rewrite.graph.keep(ReplicaRows, found)
     except Exception as error:
         logger.warning(
             "EPL cannot tell whether the step is that of one device on all rows (%r): see 'What equals one device' in "
@@ -244,7 +257,7 @@ def _digest_of(graph: Graph, cluster: Cluster, config: Config) -> Optional[Graph
 
 
 @contextlib.contextmanager
-def _changing(graph: Graph, rewrite: RewriteContext) -> Iterator[None]:
+def changing(graph: Graph, rewrite: RewriteContext) -> Iterator[None]:
     """Notes the ops that are added inside."""
     users = tf_compat.op_names(graph.tf_graph)
     with graph.changing():
@@ -253,7 +266,7 @@ def _changing(graph: Graph, rewrite: RewriteContext) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _no_garbage_collection() -> Iterator[None]:
+def without_garbage_collection() -> Iterator[None]:
     """The rewriting makes many small objects and no cycles; looking for them takes a sixth of its time."""
     enabled = gc.isenabled()
     gc.disable()
@@ -279,7 +292,7 @@ def _open_communicators(rewrite: RewriteContext) -> None:
     server.open(rewrite.tf_graph, all_communicators(rewrite.plan) + ([] if sharded is None else sharded.unopened))
 
 
-def _fingerprint(rewrite: RewriteContext) -> Dict[str, str]:
+def fingerprint(rewrite: RewriteContext) -> Dict[str, str]:
     """For every collective of replica 0: op, dtype, shapes and communicator, in the order of the graph."""
     view = rewrite.view
     assert view is not None

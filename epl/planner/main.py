@@ -19,6 +19,7 @@ import traceback
 from typing import TYPE_CHECKING, Callable, Dict, List, Optional, Sequence, Tuple
 
 from epl.config.keys import KEY_BY_NAME, env_name
+from epl.launcher.notices import CPP_VARIABLES, NoticeFilter
 from epl.ops.imagined_job import ImaginedJob
 from epl.planner.machine import presets
 from epl.planner.machine.files import read_machine
@@ -73,6 +74,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
         if path and os.path.isdir(path):
             parser.error(f"--{name} {path}: that is a folder. Name a file in it.")
     settings = _settings(parser, options)
+    _be_quiet()
     workers = int(options.devices.partition("x")[0]) if "x" in (options.devices or "") else 1
     with _imagined_job(settings, workers):
         return _plan(parser, options, settings, workers)
@@ -115,7 +117,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--html", metavar="FILE", help="write a page with pictures to this file")
     parser.add_argument("--trace", metavar="FILE", help="write a simulated step as a Chrome trace to this file")
     parser.add_argument("--save", metavar="FILE", help="write the strategy to this file, for auto.plan_file")
-    parser.add_argument("--diff", metavar=("A.json", "B.json"), nargs=2, help="say in what two strategies differ")
+    parser.add_argument(
+        "--diff", metavar=("A.json", "B.json"), nargs=2, help="say in what two files of --save or --json differ"
+    )
     parser.add_argument("--machines", action="store_true", help="list the machines and links that EPL knows by name")
     parser.add_argument(
         "--calibrate", metavar="FILE", help="measure this machine, in about a minute, and write a machine file"
@@ -229,7 +233,7 @@ def _plan(parser: argparse.ArgumentParser, options: argparse.Namespace, settings
             option = "--devices: " if name in _OF_DEVICES else ""
             why = f"the script sets {config.get(name)!r} in code"
             parser.error(f"{option}{name}={text} has no effect from the command line: {why}.")
-    strategy = record.strategy_of(graph)
+    strategy = _with_own_origins(record.strategy_of(graph), options)
     if strategy.workers != workers:
         parser.error(f"--devices {options.devices}: the script is a job of {strategy.workers} worker(s) by itself.")
     plan = simulated_plan.simulate_plan(graph, strategy, may_stop=True)
@@ -255,6 +259,32 @@ def _plan(parser: argparse.ArgumentParser, options: argparse.Namespace, settings
     if not plan.fits:
         sys.stderr.write(f"epl-plan: no plan: {plan.lacking()}\n")
     return PLANNED if plan.fits else NO_PLAN
+
+
+def _with_own_origins(strategy: "Strategy", options: argparse.Namespace) -> "Strategy":
+    """The strategy, whose keys of `--set` say so: the script got them from the environment."""
+    given = {text.partition("=")[0] for text in options.set}
+    settings = tuple(
+        one._replace(origin="--set") if one.key in given and one.origin == f"environment {env_name(one.key)}" else one
+        for one in strategy.settings
+    )
+    return strategy._replace(settings=settings)
+
+
+def _be_quiet() -> None:
+    """Leaves out the notices of TensorFlow about itself that epl-launch leaves out; whoever asks for them gets them."""
+    if not any(name in os.environ for name in CPP_VARIABLES):
+        os.environ[CPP_VARIABLES[0]] = "1"  # from W on
+    notices = NoticeFilter(os.environ)
+
+    class IsShown(logging.Filter):
+        """Whether a record is more than a notice."""
+
+        def filter(self, record: logging.LogRecord) -> bool:
+            text = f"{record.levelname}:{record.name}:{record.getMessage()}\n"
+            return bool(notices.shown(text.encode()))
+
+    logging.getLogger("tensorflow").addFilter(IsShown())
 
 
 def _run_script(path: str, arguments: Sequence[str]) -> None:
@@ -283,15 +313,15 @@ def _ended_without_plan(ended: BaseException, script: str) -> int:
 
 
 def _compare(parser: argparse.ArgumentParser, mine: str, other: str) -> int:
-    from epl.parallel.plan import strategy as strategies
+    from epl.planner.report import plan_files
 
-    found: List["Strategy"] = []
+    found: List[plan_files.PlanFile] = []
     for path in (mine, other):
         try:
             with open(path, encoding="utf-8") as file:
-                found.append(strategies.from_json(file.read()))
+                found.append(plan_files.read(file.read()))
         except (OSError, ValueError) as error:
-            parser.error(f"--diff: {path} is no strategy: {error}")
-    for line in strategies.differences(*found):
+            parser.error(f"--diff: {path} is no file of --save or --json: {error}")
+    for line in plan_files.differences(*found):
         print(line)
     return PLANNED

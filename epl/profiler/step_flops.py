@@ -26,7 +26,7 @@ _SENDS = frozenset(["_Send", "_HostSend"])
 _RECEIVES = frozenset(["_Recv", "_HostRecv"])
 TRANSFERS = _SENDS | _RECEIVES  # between devices of a process, in the graph as TensorFlow runs it
 _MATMULS = frozenset(["MatMul", "SparseMatMul", "BatchMatMul", "BatchMatMulV2"])
-_OF_MODEL = frozenset([RoleKind.FORWARD, RoleKind.BACKWARD, RoleKind.UPDATE, RoleKind.OTHER])
+OF_MODEL = frozenset([RoleKind.FORWARD, RoleKind.BACKWARD, RoleKind.UPDATE, RoleKind.OTHER])
 _UNKNOWN = TensorType(None, tf.float32)
 
 
@@ -62,7 +62,7 @@ class StepFlops(NamedTuple):
     notes: Tuple[str, ...]
 
 
-def of_model(flops: StepFlops, kinds: Iterable[str] = _OF_MODEL) -> List[OpFlops]:
+def of_model(flops: StepFlops, kinds: Iterable[str] = OF_MODEL) -> List[OpFlops]:
     """The ops of the user's model, each once: those of replica 0 and micro batch 0.
 
     Ops that the plan adds, such as recomputed activations, are not among them.

@@ -20,7 +20,7 @@ from epl.ir.gradient_boundary import boundary, returned_gradients, scaled, varia
 from epl.ir.graph import ApplyCall, GradientCall, Graph, first_tensor
 from epl.ir.inserted_ops import THE_USER, OpOrigin
 from epl.ir.taskgraph import Phase
-from epl.parallel import features
+from epl.parallel import features, later_training
 from epl.parallel.feature import Apply, ApplyRequest, Feature, GradientsRequest
 from epl.parallel.plan import agreement
 from epl.parallel.plan.stages import stage_devices
@@ -46,7 +46,9 @@ def recorded_gradients(original: Callable[..., List[Any]], ys: Any, xs: Any, *ar
     """`tf.gradients`, recorded; `original` is TensorFlow's implementation."""
     _annotate(ys, xs)
     graph = _annotated_graph()
-    if graph is None or graph.rewritten is not None:
+    if graph is None or not later_training.is_recorded(graph):
+        if graph is not None and later_training.has_parts(graph, map(variable_name, as_list(xs))):
+            _refuse_planned(graph)  # TensorFlow finds no gradients of a variable in parts
         return original(ys, xs, *args, **kwargs)
     _note_virtual_devices(graph)
     arguments = dict(inspect.signature(original).bind(ys, xs, *args, **kwargs).arguments)
@@ -112,7 +114,7 @@ def recorded_tape(original: Callable[..., Any], tape: tf.GradientTape, *args: An
     """`tf.GradientTape.gradient`: of its gradients it is known that they are some, not what they are gradients of."""
     within_gradients = getattr(_inside, "seeds", None) is not None  # of a custom gradient, for example
     graph = None if within_gradients else _annotated_graph()
-    if graph is None or graph.rewritten is not None:
+    if graph is None or not later_training.is_recorded(graph):
         return original(tape, *args, **kwargs)
     if graph.says_first("tape"):
         logger.warning(
@@ -216,18 +218,14 @@ def _as_applied(graph: Graph, grads_and_vars: Any) -> Tuple[List[Any], bool]:
 
 def _refuse_planned(graph: Graph) -> None:
     """Raises PlanError for a training step that the plan, made before, has no part in."""
-    if graph.rewritten is None:
-        return
-    config = Env.get().config
-    missing = ["" if graph.rewritten.is_plain else "replica 0 alone"]
-    missing += [feature.missing_after_plan(graph, config) for feature in features.FEATURES]
-    without = [words for words in missing if words]
-    if without:
+    without = later_training.missing_words(graph)
+    if without and graph.rewritten is not None:
         devices = len({device for stage in graph.rewritten.plan.stages for device in stage.devices})
         raise PlanError(
-            "apply_gradients was called after the graph was rewritten for {} devices by its first Session.run: what it "
-            "adds would train {}. Build the whole training step before the first run, or build it in a new tf.Graph: "
-            "call epl.init again, or open one by `with tf.Graph().as_default():`.".format(devices, without[0])
+            "A training step was built after the graph was rewritten for {} devices by its first Session.run: what it "
+            "adds would train {}. Only data parallelism without other features takes in such a step. Build the whole "
+            "training step before the first run, or build it in a new tf.Graph: call epl.init again, or open one by "
+            "`with tf.Graph().as_default():`.".format(devices, without[0])
         )
 
 

@@ -33,8 +33,6 @@ from epl.ir.colocation import phase_of
 from epl.ir.dataflow import data_descendants
 from epl.ir.graph import first_tensor
 from epl.ir.taskgraph import Phase
-from epl.parallel.plan.plan import section
-from epl.parallel.plan.sections import BatchNormSection
 from epl.parallel.replication.replica_rows import MIXES, WRITES, ReplicaRows, RowFinding
 from epl.parallel.rewriting.context import RewriteContext, Sibling
 from epl.parallel.rewriting.data_waits import outputs_taken
@@ -177,7 +175,8 @@ class RunPlanner:
         self._view = view
         self._cache: Dict[Tuple[Hashable, ...], RunPlan] = {}
         self._collectives = {view.index[name] for name in rewrite.collectives}
-        self._has_statistics = section(rewrite.plan, BatchNormSection) is not None
+        self._of_all_rows = {view.index[name] for name in rewrite.of_all_rows}
+        self._by_hand = set() if rewrite.by_hand is None else {view.index[rewrite.by_hand.op.name]}
         self._gradients = {view.index[name] for gate in rewrite.gates for name in gate.gradients}
         self._foreign = {view.index[name] for name in rewrite.foreign_writes}
         self._sources = set(view.of_types(op_types.DATA_SOURCES) + view.user_placeholders())
@@ -252,6 +251,8 @@ class RunPlanner:
         """From what is asked for to what replicas do, and to what is fed."""
         asked = self._asked(fetches, targets, by_user | known)
         by_hand = self._writes_by_hand(asked)
+        if by_hand or self._only_shows(asked):  # every replica has all rows that it is to take
+            asked = asked._replace(idle=asked.idle | self._by_hand, needed=asked.needed - self._of_all_rows)
         repeats_feeds = bool(by_hand) or self._has_all_that_is_fed(asked, by_user)
         if repeats_feeds:
             asked = self._without_merges(asked)
@@ -280,9 +281,9 @@ class RunPlanner:
         return Asked(tuple(fetches), tuple(targets), tuple(ops), fed, idle, needed, later, foreign, late_writes)
 
     def _has_all_that_is_fed(self, asked: Asked, by_user: FrozenSet[str]) -> bool:
-        """Whether ranks compute together what one device would, of all rows that are fed: on shards, or statistics."""
+        """Whether ranks that hold shards compute together what one device would, of all rows that are fed."""
         return (
-            (self._rewrite.sharded is not None or (self._has_statistics and bool(asked.needed & self._collectives)))
+            self._rewrite.sharded is not None
             and not asked.needed & (self._gradients | self._rewrite.writes)
             and self._is_fed_inference(asked.needed, by_user)
             and not self._merges_globally(asked)
@@ -402,6 +403,11 @@ class RunPlanner:
                 taken[0], view.nodes[min(writes)].name
             )
         )
+
+    def _only_shows(self, asked: Asked) -> bool:
+        """Whether a run takes statistics, and neither trains nor writes nor merges: it needs none but this worker."""
+        changes = self._gradients | self._all_boundaries | self._rewrite.writes
+        return bool(asked.needed & self._of_all_rows) and not asked.needed & changes and not self._merges_globally(asked)
 
     def _written(self, writes: AbstractSet[int], fed: FrozenSet[str]) -> Written:
         """What `writes` without gradients write, given the names of what is fed."""

@@ -14,7 +14,7 @@ import tensorflow.compat.v1 as tf
 
 from epl.env import Env
 from epl.ir.graph import Graph, first_tensor
-from epl.parallel import features, inference, transformation
+from epl.parallel import features, inference, later_training, transformation
 from epl.parallel.feature import RunRequest
 from epl.parallel.plan import agreement
 from epl.parallel.sharded_variables.checkpoints import Checkpoints
@@ -57,6 +57,9 @@ def rewritten(session: Any, original_run: Callable[[], Callable[..., Any]]) -> O
                 worker = 0 if cluster is None else cluster.worker_index
                 with told_when_slow("rewriting the graph, together with all workers", worker):
                     transformation.transform(session.graph)
+    if later_training.needs_rewriting(graph):
+        with _transform_lock:
+            later_training.rewrite_again(session)
     rewrite = graph.rewritten
     if rewrite is not None and graph.says_first(_FIRST_RUN):
         for explain in _explain:

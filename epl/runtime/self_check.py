@@ -74,7 +74,7 @@ def time_pairs() -> List[Dict[str, Any]]:
 
 
 def _try_pair(cluster: Cluster, pair: Tuple[int, ...]) -> Dict[str, Any]:
-    transport = transport_between(cluster.device_type)
+    transport = transport_between(cluster.device_type, hierarchical=False)
     try:
         communicator = Communicator("check {} {}".format(*pair), pair, transport)
         milliseconds, wrong = _time(cluster, communicator)

@@ -58,17 +58,28 @@ class GraphRunner:
 
     def __init__(self, rewrite: RewriteContext, raw: RawRun) -> None:
         """Keeps `raw`, TensorFlow's own way to run ops."""
-        self.rewrite = rewrite
         self._raw = raw
+        self._follow(rewrite)
+        self._states: "weakref.WeakKeyDictionary[tf.Session, SessionState]" = weakref.WeakKeyDictionary()
+        self._lock = threading.Lock()
+        self._replica_lock = threading.Lock()
+        self._pid = os.getpid()
+
+    def _follow(self, rewrite: RewriteContext) -> None:
+        self.rewrite = rewrite
         self._fetches = rewrite.graph.state_of(ShardFetches)
         self._checkpoints = rewrite.graph.state_of(Checkpoints)
         self.feeds = FeedSharing(rewrite)
         self._planner = RunPlanner(rewrite)
         self._replica_check = ReplicaCheck(rewrite)
-        self._states: "weakref.WeakKeyDictionary[tf.Session, SessionState]" = weakref.WeakKeyDictionary()
-        self._lock = threading.Lock()
-        self._replica_lock = threading.Lock()
-        self._pid = os.getpid()
+
+    def go_on_with(self, rewrite: RewriteContext) -> None:
+        """Runs sessions of the graph as it was rewritten again: variables that were added are not equal yet."""
+        with self._replica_lock, self._lock:
+            self._follow(rewrite)
+            for state in self._states.values():
+                state.replicas_current = state.processes_current = False
+                state.ran.clear()
 
     def refuse_fork(self) -> None:
         """Raises PlanError in a fork of the process that ran the graph first: TensorFlow's threads are not there."""

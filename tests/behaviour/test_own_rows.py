@@ -160,15 +160,16 @@ def bags_of_words(small: Small) -> tf.Operation:
 
 
 Model = Callable[[Small], tf.Operation]
+WRITES: List[Model] = [codebook, centers, memory_bank, baseline]  # told where each replica writes of its own rows
 TOLD: List[Model] = [
-    codebook, centers, memory_bank, baseline, masked_mean, all_pairs, batch_norm, fused_batch_norm, batch_moments,
+    *WRITES, masked_mean, all_pairs, batch_norm, fused_batch_norm, batch_moments,
     hardest_rows, sorted_rows, picked_rows, different_classes, class_means, root_of_a_mean,
 ]  # fmt: skip
 EXACT: List[Model] = [of_weights, mean_of_losses, divided_by_rows, own_words, recurrent, bags_of_words]
 
 
-def _script(ctx: Context, name: str) -> None:
-    ctx.init()
+def _script(ctx: Context, name: str, state: str = "each") -> None:
+    ctx.init(replicate__state=state)
     small = Small()
     train_op = globals()[name](small)
     with tf.Session() as sess:
@@ -177,10 +178,10 @@ def _script(ctx: Context, name: str) -> None:
             sess.run(train_op, small.feed(ctx, step))
 
 
-def _said(oracle: Oracle, topology: Any, name: str) -> List[str]:
+def _said(oracle: Oracle, topology: Any, name: str, state: str = "each") -> List[str]:
     (said, *_) = [
         [line for line in answer.log.splitlines() if NOT_OF_ONE_DEVICE in line]
-        for answer in oracle.plan(topology, _script, name=name)
+        for answer in oracle.plan(topology, _script, name=name, state=state)
     ]
     return said
 
@@ -189,13 +190,18 @@ def _said(oracle: Oracle, topology: Any, name: str) -> List[str]:
 def test_a_step_tells_the_line_that_is_not_that_of_one_device(oracle: Oracle, model: Model) -> None:
     lines, first = inspect.getsourcelines(model)
     told = {first + at for at, line in enumerate(lines) if line.endswith("# told\n")}
-    (said,) = _said(oracle, (1, 2), model.__name__)
+    (said,) = _said(oracle, (1, 2), model.__name__, "each" if model in WRITES else "all")
     assert set(map(int, re.findall(r"test_own_rows\.py:(\d+) ", said))) == told, said
 
 
 @pytest.mark.parametrize("model", EXACT, ids=lambda model: model.__name__)
 def test_a_step_that_is_exact_tells_nothing(oracle: Oracle, model: Model) -> None:
     assert _said(oracle, (1, 2), model.__name__) == []
+
+
+@pytest.mark.parametrize("model", WRITES, ids=lambda model: model.__name__)
+def test_a_write_of_all_rows_is_not_told(oracle: Oracle, model: Model) -> None:
+    assert _said(oracle, (1, 2), model.__name__, "all") == []
 
 
 @pytest.mark.parametrize("topology", [(1, 1), (2, 1)], ids=["1x1", "2x1"])
@@ -212,7 +218,7 @@ def _explained(ctx: Context) -> None:
 
     import epl
 
-    ctx.init()
+    ctx.init(replicate__state="each")
     small = Small()
     accuracy = tf.reduce_mean(tf.cast(tf.equal(tf.argmax(small.logits, 1, output_type=tf.int32), small.y), tf.float32))
     tf.summary.scalar("accuracy", accuracy)

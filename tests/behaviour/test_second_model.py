@@ -123,8 +123,8 @@ def test_on_one_device_a_second_model_is_trained_in_the_same_graph(init: Any) ->
         assert Graph.get().rewritten.is_plain
 
 
-def test_a_second_model_without_another_init_is_refused(init: Any) -> None:
-    init()
+def test_under_zero_a_second_model_without_another_init_is_refused(init: Any) -> None:
+    init(zero__level="v1")
     _train()
     with tf.variable_scope("second"), pytest.raises(PlanError, match="rewritten for 2 devices.*call epl.init again"):
         Small(prefix="second_")

@@ -21,6 +21,7 @@ EPL_DEFAULTS = {
     "io.unbalanced_io_slicing": False,
     "io.slicing": False,
     "communication.sparse_as_dense": False,
+    "communication.hierarchy": "auto",
     "communication.max_splits": 5,
     "communication.num_communicators": 2,
     "communication.fp16": False,
@@ -44,6 +45,7 @@ EPL_DEFAULTS = {
     "optimizer.num_apply_group": 1,
 }
 NEW_DEFAULTS = {
+    "replicate.state": "all",
     "auto.plan_file": "",
     "auto.planner": "stages",
     "auto.machine": "",
@@ -57,6 +59,7 @@ NEW_DEFAULTS = {
     "auto.explain": "",
     "amp.dtype": "float16",
     "batch_norm.sync": False,
+    "communication.ordered_sparse_sums": "auto",
     "cluster.device_type": "auto",
     "cluster.num_virtual_devices": 0,
     "communication.allow_different_graphs": False,

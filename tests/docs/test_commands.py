@@ -52,6 +52,15 @@ COMMANDS = {
     "epl-plan --devices 2x4 --set zero.level=v1 --save plan.json train.py": (
         "tests/planner/test_plan_command.py::test_workers_that_are_not_there"
     ),
+    "epl-plan --devices 2 --search --save plan.json train.py": (
+        "tests/planner/test_saved_plans.py::test_from_the_search_to_the_training"
+    ),
+    "epl-plan --devices 2 --plan plan.json train.py": (
+        "tests/planner/test_saved_plans.py::test_from_the_search_to_the_training"
+    ),
+    "epl-launch --num_workers 1 --gpu_per_worker 2 -x EPL_AUTO_PLAN_FILE=plan.json train.py": (
+        "tests/planner/test_saved_plans.py::test_from_the_search_to_the_training"
+    ),
     "epl-plan --machine 2x8*v100-32,eth-25 --rows 512 --search --save plan.json train.py": (
         "tests/planner/test_plan_command.py::test_searches_for_the_fastest_plan_and_saves_it"
     ),

@@ -32,8 +32,8 @@ MIXED = {"amp__level": "O1", "amp__dtype": "bfloat16"}  # a CPU is slow in float
 TAGS = {
     "epl/" + tag
     for tag in (
-        "loss", "samples_per_second", "loss_scale", "exposed_communication", "peak_memory_mb/CPU_0",
-        "peak_memory_mb/CPU_1",
+        "loss", "samples_per_second", "tflops_per_second", "loss_scale", "exposed_communication",
+        "peak_memory_mb/CPU_0", "peak_memory_mb/CPU_1",
     )
 }  # fmt: skip
 

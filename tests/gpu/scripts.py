@@ -47,7 +47,7 @@ def collectives(ctx: Context, **config: Any) -> None:
     meet()
     ranks = ctx.workers
     to = Communicator(
-        f"gpu check {time.time() if ranks == 1 else 0}", range(ranks), transport_between(cluster.device_type)
+        f"gpu check {time.time() if ranks == 1 else 0}", range(ranks), transport_between(cluster.device_type, False)
     )
     cases: List[Case] = []
     last: List[tf.Operation] = []

@@ -5,6 +5,7 @@ import datetime
 import fcntl
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -348,3 +349,33 @@ def test_a_machine_that_does_not_fit_is_refused(tmp_path, change, text):
 def test_what_is_carried_over():
     environ = {"PATH": "p", "EPL_A": "1", "NCCL_DEBUG": "INFO", "HOME": "h", "SSH_TTY": "t", "EPL_LISTEN_FD": "3"}
     assert sorted(ssh.carried(dict(environ, TF_CONFIG="{}"))) == ["EPL_A", "NCCL_DEBUG", "PATH"]
+
+
+def check_of(hosts, path, **env):
+    """Output and exit code of `--check -H hosts`."""
+    done = subprocess.run(
+        [sys.executable, os.path.join(ROOT, "tools", "epl-launch"), "--check", "-H", hosts],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        universal_newlines=True,
+        env={**os.environ, **path, "PYTHON": sys.executable, "EPL_CLUSTER_DEVICE_TYPE": "cpu", **env},
+        cwd=path["TMPDIR"],
+        timeout=200,
+    )
+    return done.stdout, done.returncode
+
+
+@pytest.mark.timeout(240)
+def test_check_looks_at_each_machine_and_reduces_between_them(path):
+    output, code = check_of("127.0.0.2,127.0.0.3:2", path)
+    assert code == 0 and output.count("epl-launch --check: EPL") == 2, output
+    assert "1 worker(s), 1 virtual" in output and "2 worker(s), 1 virtual" in output
+    assert re.search(r"ok    all-reduce of 1 MB 127.0.0.2 and 127.0.0.3: \d+\.\d\d ms \(\w+\)", output), output
+    assert "all is well on 2 machine(s)" in output
+
+
+@pytest.mark.timeout(240)
+def test_a_machine_that_fails_its_check_is_named_and_the_others_are_checked(path):
+    output, code = check_of("127.0.0.2,down", path)
+    assert code == 1 and output.count("epl-launch --check: EPL") == 1, output
+    assert "not tried, because of the failures on down" in output and "1 failure(s)" in output

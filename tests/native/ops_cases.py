@@ -63,6 +63,15 @@ for _dtype in ("uint8", "int8", "int32", "int64", "float16", "float32", "float64
             return [comm.all_reduce(tf.constant(values(rank, (5, 7), dtype)), rank, "x", op)]
 
 
+for _op in ("sum", "prod", "min", "max", "mean"):
+
+    @case(f"all_reduce_{_op}_bfloat16", lambda world, op=_op: [[reduced(of_all(world, (5, 7)), op)]] * world, 2**-7)
+    def _build(comm, rank, op=_op):
+        total = comm.all_reduce(tf.cast(values(rank, (5, 7)), tf.bfloat16), rank, "x", op)
+        assert comm.world_size == 1 or total.op.type == "EplAllReduce"  # it travels as it is
+        return [tf.cast(total, tf.float32)]
+
+
 MIXED = [
     ((3, 2), "float32"),
     ((), "float32"),
@@ -417,6 +426,6 @@ def _(comm, x, rank):
     return comm.all_to_all(x, rank, "grad", row_splits=_splits(rank, comm.world_size))[0]
 
 
-@gradient_case("bfloat16_carrier", lambda r, w: values(r, (4,)), lambda xs: [tf.add_n(xs)] * len(xs))
+@gradient_case("all_reduce_of_bfloat16", lambda r, w: values(r, (4,)), lambda xs: [tf.add_n(xs)] * len(xs))
 def _(comm, x, rank):
     return tf.cast(comm.all_reduce(tf.cast(x, tf.bfloat16), rank, "grad"), tf.float32)

@@ -1,11 +1,13 @@
 """What users do between the loss and the variables has the same effect under a plan."""
 
-from typing import Any, Tuple
+from typing import Any, Dict, Tuple
 
 import numpy as np
 import pytest
 
-from tests.parity.oracle import Oracle, compare, every_topology, topology_name
+from epl.utils import tf_compat
+from tests.parity.context import Context
+from tests.parity.oracle import Oracle, compare, every_topology, replica_differences, topology_name
 from tests.parity.scripts import models, optimizers
 
 some_topologies = pytest.mark.parametrize("topology", [(1, 2), (2, 2)], ids=topology_name)
@@ -69,6 +71,65 @@ def test_sparse_as_dense(oracle: Oracle, topology: Tuple[int, int], name: str) -
     )
 
 
+@pytest.mark.parametrize("topology", [(1, 2), (2, 2), pytest.param((1, 4), marks=pytest.mark.long)], ids=topology_name)
+@pytest.mark.parametrize("name", ["embedding", "resource_embedding"])
+def test_ordered_sparse_sums_keep_replicas_equal(oracle: Oracle, topology: Tuple[int, int], name: str) -> None:
+    """An optimizer that adds rows in any order gives each replica other bits, unless each index comes once."""
+    answers = oracle.plan(topology, models.train, name=name, optimizer="any_order")
+    assert replica_differences(answers)
+    oracle.check(topology, models.train, name=name, optimizer="any_order", communication__ordered_sparse_sums="on")
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"optimizer": "adam"},
+        {"optimizer": "adam", "zero__level": "v1"},
+        {"optimizer": "momentum", "optimizer__num_apply_group": 2},
+    ],
+    ids=str,
+)
+def test_ordered_sparse_sums_with_other_features(oracle: Oracle, settings: Dict[str, Any]) -> None:
+    for name in ("embedding", "shared_embedding"):
+        reference = oracle.plain(models.train, name=name, optimizer=settings["optimizer"])
+        oracle.check((2, 2), models.train, reference, name=name, communication__ordered_sparse_sums="on", **settings)
+
+
+def _train_where_rows_have_no_order(ctx: Context, clips: bool, **config: Any) -> None:
+    ordered = tf_compat.CPU_ADDS_ROWS_IN_ORDER
+    tf_compat.CPU_ADDS_ROWS_IN_ORDER = False
+    try:
+        if clips:
+            optimizers.clipped(ctx, after=True, **config)
+        else:
+            models.train(ctx, "embedding", "any_order", **config)
+    finally:
+        tf_compat.CPU_ADDS_ROWS_IN_ORDER = ordered
+
+
+@pytest.mark.parametrize(
+    "clips, config, told",
+    [
+        (False, {}, ""),
+        (False, {"communication__ordered_sparse_sums": "off"}, 'communication.ordered_sparse_sums is "off"'),
+        (True, {}, "other ops than the optimizer take these gradients"),
+    ],
+    ids=["auto", "off", "clipped"],
+)
+def test_replicas_that_drift_are_told(oracle: Oracle, clips: bool, config: Dict[str, Any], told: str) -> None:
+    answers = oracle.plan((1, 2), _train_where_rows_have_no_order, clips=clips, **config)
+    assert ("so that the replicas of table differ in their last bits" in answers[0].log) == bool(told)
+    assert told in answers[0].log
+    if not clips:
+        assert bool(replica_differences(answers)) == bool(told)
+
+
+def test_ordered_sparse_sums_leave_the_norm_of_rows_alone(oracle: Oracle) -> None:
+    """TensorFlow's norm of a sparse gradient counts rows with equal indices one by one."""
+    reference = oracle.plain(optimizers.clipped, after=True)
+    oracle.check((2, 2), optimizers.clipped, reference, after=True, communication__ordered_sparse_sums="on")
+
+
 @pytest.mark.parametrize("splits,communicators", [(1, 1), (3, 2), (50, 4)])
 def test_fusion_changes_nothing(oracle: Oracle, splits: int, communicators: int) -> None:
     reference = oracle.plain(models.train, name="recurrent", optimizer="adam")
@@ -100,6 +161,16 @@ def test_fp16_on_the_wire(oracle: Oracle, topology: Tuple[int, int]) -> None:
     exact = oracle.plan(topology, models.train, name="layers", optimizer="sgd")
     kernel = answers[0].results["variables"][0]["out/kernel"]
     assert not np.array_equal(kernel, exact[0].results["variables"][0]["out/kernel"])
+
+
+@pytest.mark.parametrize("topology", [(1, 2), (2, 1)], ids=topology_name)
+def test_bfloat16_gradients(oracle: Oracle, topology: Tuple[int, int]) -> None:
+    """The mean of two gradients is rounded once, as TensorFlow does it."""
+    expected = oracle.by_hand(topology, models.train_bfloat16).results["values"][0]
+    for answer in oracle.plan(topology, models.train_bfloat16):
+        for seen, wanted in zip(answer.results["values"][0], expected):
+            assert np.any(wanted)
+            np.testing.assert_array_equal(seen, wanted)
 
 
 def test_fp16_scale_lifts_small_gradients(oracle: Oracle) -> None:

@@ -60,6 +60,13 @@ def plan(init, tmp_path, monkeypatch, capsys):  # noqa: F811
     return call
 
 
+def test_a_search_says_that_it_moves_no_rows_between_processes(plan):
+    """Each process feeds its own rows."""
+    code, out, error = plan(["--machine", "1*v100-16+1*p100-16,eth-25", "--search", "--steps", "0", "--rows", "64"])
+    assert code == 0, error
+    assert "Rows by speed were not tried, as each process feeds its own" in out and "rows by speed:" not in out
+
+
 def test_prints_the_plan_and_saves_the_strategy(plan, tmp_path, capsys):
     code, out, error = plan(["--devices", "4", "--set", "zero.level=v1", "--save", "a.json"])
     assert code == 0, error
@@ -90,7 +97,7 @@ def test_decisions_have_the_origin_of_the_script(plan, model, origin):
     code, out, error = plan(["--devices", "2", "--set", "zero.level=v0"], source)
     assert code == 0 and f"2 CPU, blocks from {origin}\n" in out, error
     for line in (
-        'zero.level = "v0"   (environment EPL_ZERO_LEVEL)',
+        'zero.level = "v0"   (--set)',
         "optimizer.num_apply_group = 2   (code)",
         'auto.balance = "even"   (default)',
     ):
@@ -108,6 +115,46 @@ def test_diff_names_decisions_first(plan, capsys):
     plan(["--devices", "4", "--set", "pipeline.num_micro_batch=2", "--save", "b.json"])
     assert command.main(["--diff", "a.json", "b.json"]) == 0
     assert capsys.readouterr().out == "pipeline.num_micro_batch: 1 -> 2\ndevices: 2 -> 4\n"
+
+
+def test_diff_of_plans_shows_time_and_memory(plan, tmp_path, capsys):
+    machine = ["--machine", "2*v100-16", "--rows", "64"]
+    plan([*machine, "--save", "s.json", "--json", "a.json"])
+    plan([*machine, "--set", "zero.level=v1", "--json", "b.json"])
+    assert command.main(["--diff", "a.json", "b.json"]) == 0
+    first, step, memory = capsys.readouterr().out.splitlines()
+    assert first == "zero.level: '' -> 'v1'"
+    seconds = [json.loads((tmp_path / name).read_text())["simulation"]["seconds"] for name in ("a.json", "b.json")]
+    assert step.startswith("step: ") and step.endswith(f" ({seconds[1] / seconds[0] - 1:+.1%})")
+    assert memory.startswith("peak memory of a device: ")
+    assert command.main(["--diff", "s.json", "b.json"]) == 0
+    assert "step: not simulated in the file -> " in capsys.readouterr().out
+
+
+def test_a_key_of_set_is_said_to_come_from_there(plan, tmp_path):
+    _, out, _ = plan(["--devices", "2", "--set", "zero.level=v1", "--save", "a.json"])
+    assert 'zero.level = "v1"   (--set)' in out and "EPL_ZERO_LEVEL" not in out
+    assert {"key": "zero.level", "value": "v1", "origin": "--set"} in json.loads((tmp_path / "a.json").read_text())[
+        "settings"
+    ]
+
+
+@pytest.mark.parametrize("environ", [{}, {"TF_CPP_MIN_LOG_LEVEL": "0"}])
+def test_what_tensorflow_says_of_itself_is_left_out(tmp_path, environ):
+    """As under epl-launch; whoever asks for lines of level I gets them."""
+    (tmp_path / "script.py").write_text(SCRIPT)
+    code = "import sys; from epl.planner.main import main; sys.exit(main())"
+    done = subprocess.run(
+        [sys.executable, "-c", code, "script.py"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        universal_newlines=True,
+        cwd=str(tmp_path),
+        env={**os.environ, "PYTHONPATH": os.getcwd(), **environ},
+    )
+    assert done.returncode == 0, done.stderr
+    assert "is deprecated" not in done.stderr
+    assert (": I tensorflow/" in done.stderr) == bool(environ)
 
 
 @pytest.mark.parametrize(
@@ -196,7 +243,11 @@ def test_missing_script_and_damaged_files(plan, tmp_path, capsys):
     (tmp_path / "a.json").write_text("{")
     with pytest.raises(SystemExit):
         command.main(["--diff", str(tmp_path / "a.json"), "b.json"])
-    assert "a.json is no strategy: it is no JSON" in capsys.readouterr().err
+    assert "a.json is no file of --save or --json: it is no JSON" in capsys.readouterr().err
+    (tmp_path / "a.json").write_text('{"format": "epl-plan", "version": 9}')
+    with pytest.raises(SystemExit):
+        command.main(["--diff", str(tmp_path / "a.json"), "b.json"])
+    assert "it is a plan of version 9, and this EPL reads version 1" in capsys.readouterr().err
 
 
 THREAD = """

@@ -87,3 +87,28 @@ def test_it_trains(plan, tmp_path, script):  # noqa: F811
     )
     assert done.returncode == 0 and b"it trains" in done.stdout, done.stderr.decode()[-2000:]
     assert b"2 stages" in done.stderr
+
+
+@pytest.mark.timeout(200)
+def test_from_the_search_to_the_training(tmp_path):
+    """The first example of docs/planner.md."""
+    run = "    session.run(train, {x: [[0.0] * 16] * 8})\n"
+    (tmp_path / "train.py").write_text(SCRIPTS["one scope"] + run)
+    epl_plan = [sys.executable, "-c", "import sys; from epl.planner.main import main; sys.exit(main())"]
+    epl_plan += ["--devices", "2"]
+    launch = [sys.executable, "-m", "epl.utils.launcher", "--num_workers", "1", "--gpu_per_worker", "2"]
+    for command in (
+        [*epl_plan, "--search", "--save", "plan.json", "train.py"],
+        [*epl_plan, "--plan", "plan.json", "train.py"],
+        [*launch, "-x", "EPL_AUTO_PLAN_FILE=plan.json", "train.py"],
+    ):
+        done = subprocess.run(
+            command,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            universal_newlines=True,
+            cwd=str(tmp_path),
+            env={**os.environ, "PYTHONPATH": ROOT, "EPL_AUTO_BUDGET": "2"},
+        )
+        assert done.returncode == 0, done.stdout
+    assert "it trains" in done.stdout

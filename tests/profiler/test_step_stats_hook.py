@@ -105,6 +105,45 @@ def test_a_fixed_loss_scale_is_written(init, tmp_path):
     assert values(tmp_path)["epl/loss_scale"] == [(1, 128.0), (3, 128.0)]
 
 
+def test_a_tracker_gets_the_values_of_each_run_with_its_step(init, tmp_path):
+    init(2)
+    seen = []
+    hook = epl.StepStatsHook(
+        samples_per_run=8, save_steps=2, trace_steps=2, log=lambda values, step: seen.append((step, values)),
+        peak_flops=1e9,
+    )  # fmt: skip
+    model = Linear()
+    losses = train(hook, 5, model)
+    assert [step for step, _ in seen] == [1, 2, 3, 4, 5]
+    np.testing.assert_allclose([values["epl/loss"] for _, values in seen[::2]], losses[::2], rtol=1e-6)
+    last = seen[-1][1]
+    assert set(last) == {"epl/loss", "epl/samples_per_second", "epl/tflops_per_second", "epl/mfu"}
+    assert last["epl/mfu"] == pytest.approx(last["epl/tflops_per_second"] * 1e12 / 2e9, rel=1e-5)
+    flops_per_sample = last["epl/tflops_per_second"] * 1e12 / last["epl/samples_per_second"] * 2  # 2 replicas of 4 rows
+    assert flops_per_sample > 0 and not os.listdir(str(tmp_path))
+
+
+def test_the_flops_are_those_of_all_replicas(init):
+    def per_run(devices):
+        init(devices)
+        seen = {}
+        hook = epl.StepStatsHook(
+            samples_per_run=1, save_steps=2, trace_steps=9, log=lambda values, step: seen.update(values)
+        )
+        train(hook, 3)
+        tf.reset_default_graph()
+        return 1e12 * seen["epl/tflops_per_second"] / seen["epl/samples_per_second"]  # a run is one "sample"
+
+    one, two = per_run(1), per_run(2)
+    # The fed rows are divided, so that both compute as much; but each replica updates its copy, and has its own mean.
+    assert one > 100 and one < two < 1.1 * one
+
+
+def test_a_hook_that_writes_nowhere_is_refused():
+    assert "StepStatsHook has no output_dir, and log is None" in error_text(epl.StepStatsHook)
+    assert "peak_flops of StepStatsHook is 0" in error_text(epl.StepStatsHook, "logs", peak_flops=0)
+
+
 def test_an_estimator_takes_the_hook(init, tmp_path):
     init(2)
     hook = epl.StepStatsHook(str(tmp_path / "stats"), samples_per_run=8, save_steps=2)

@@ -79,8 +79,9 @@ def test_applying_gradients_in_a_function_body_is_refused(init, where):
     assert "PlanError" in text and "function body" in text and "tf.disable_control_flow_v2()" in text
 
 
-def test_applying_gradients_after_the_first_run_is_refused(init):
-    init()
+@pytest.mark.parametrize("key", ["zero__level", "gradient_checkpoint__type", "amp__level"])
+def test_with_a_feature_applying_gradients_after_the_first_run_is_refused(init, key):
+    init(**{key: {"zero__level": "v1", "gradient_checkpoint__type": "auto", "amp__level": "o1"}[key]})
     model = Linear()
     model.minimize()
     with tf.Session() as sess:

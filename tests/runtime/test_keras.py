@@ -67,3 +67,29 @@ def test_metrics_are_those_of_replica_0_which_is_said_once(init, monkeypatch, ca
     model.evaluate(X, Y, verbose=0)
     tf.keras.backend.clear_session()
     assert len([record for record in caplog.records if "those of the rows of replica 0" in record.message]) == said
+
+
+def compiled_again():
+    """The weights after two compilations, which the graph is verified for."""
+    model = compiled()
+    model.fit(X, Y, batch_size=8, shuffle=False, verbose=0)
+    model.layers[0].trainable = False
+    model.compile(tf.keras.optimizers.Adam(0.01), "mae")
+    model.fit(X, Y, batch_size=8, shuffle=False, verbose=0, sample_weight=np.abs(X[:, 0]))
+    return model.get_weights()
+
+
+def test_a_graph_that_is_rewritten_again_is_sound(init, monkeypatch):
+    init(annotate=False)
+    plain = compiled_again()
+    tf.keras.backend.clear_session()
+    monkeypatch.setenv("EPL_VERIFY", "1")
+    init(2)
+    parallel = compiled_again()
+    definition = tf.get_default_graph().as_graph_def()
+    tf.keras.backend.clear_session()
+    for expected, found in zip(plain, parallel):
+        np.testing.assert_allclose(found, expected, rtol=2e-5, atol=1e-6)
+    assert not [node.name for node in definition.node if node.name.startswith("EPL_")]
+    with tf.Graph().as_default():
+        tf.import_graph_def(definition)

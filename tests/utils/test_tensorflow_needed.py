@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from epl.utils import tf_compat
+from epl.utils import version
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 PROTOBUF_4 = "raise TypeError('Descriptors cannot not be created directly.\\nIf this call came from a _pb2.py file')"
@@ -36,7 +36,7 @@ def test_a_missing_tensorflow_is_told_with_the_command(tmp_path):
     text, everything = import_epl(tmp_path)
     assert "there is none in this environment" in text
     assert "ModuleNotFoundError" not in everything
-    assert tf_compat.how_to_install(sys.version_info[:2]) in text
+    assert version.how_to_install(sys.version_info[:2]) in text
 
 
 def test_a_protobuf_that_is_too_new_is_told_with_the_command(tmp_path):
@@ -48,9 +48,9 @@ def test_another_tensorflow_is_told_with_its_version(tmp_path, version):
     assert f"this environment has TensorFlow {version}" in import_epl(tmp_path, "", f"VERSION = '{version}'")[0]
 
 
-@pytest.mark.parametrize("version", ["1.15.0", "1.15.5+nv", "2.15.1", "2.18.0", "2.21.0-rc1"])
-def test_known_versions(version):
-    assert tf_compat.is_known(version)
+@pytest.mark.parametrize("number", ["1.15.0", "1.15.5+nv", "2.15.1", "2.18.0", "2.21.0-rc1"])
+def test_known_versions(number):
+    assert version.is_known(number)
 
 
 @pytest.mark.parametrize(
@@ -64,7 +64,7 @@ def test_known_versions(version):
     ],
 )
 def test_the_command_fits_the_python(python, words):
-    assert words in tf_compat.how_to_install(python)
+    assert words in version.how_to_install(python)
 
 
 @pytest.mark.parametrize(

@@ -77,6 +77,8 @@ epl_dtype DtypeOf(int type) {
       return EPL_FLOAT32;
     case epl::gpu::kFloat64:
       return EPL_FLOAT64;
+    case epl::gpu::kBfloat16:
+      return EPL_BFLOAT16;
   }
   gpu_stand_in::Misuse("dtype " + std::to_string(type));
 }
@@ -242,6 +244,11 @@ int ncclRedOpCreatePreMulSum(int* reduction, void* scalar, int type, int, Comm c
     scale = *static_cast<double*>(scalar);
   } else if (type == epl::gpu::kFloat32) {
     scale = *static_cast<float*>(scalar);
+  } else if (type == epl::gpu::kBfloat16) {
+    const uint32_t bits = static_cast<uint32_t>(*static_cast<uint16_t*>(scalar)) << 16;
+    float value;
+    memcpy(&value, &bits, sizeof(value));
+    scale = value;
   } else {
     // The value of a float16: exponent and fraction, as far as the tests' factors need them.
     const uint16_t bits = *static_cast<uint16_t*>(scalar);

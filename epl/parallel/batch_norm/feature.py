@@ -23,8 +23,8 @@ class BatchNormFeature(Feature):
         if rewrite.world_size == 1 or not rewrite.config.batch_norm.sync:
             return None
         _refuse(rewrite)
-        synced = sites.find_synced(rewrite, GraphView(rewrite.tf_graph))
-        return BatchNormSection(synced) if synced else None
+        ops = sites.find_synced(rewrite, GraphView(rewrite.tf_graph))
+        return BatchNormSection(ops) if ops else None
 
 
 def _refuse(rewrite: RewriteContext) -> None:

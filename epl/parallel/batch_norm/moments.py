@@ -15,9 +15,8 @@ from typing import Any, Callable, List, Optional, Tuple
 import tensorflow.compat.v1 as tf
 
 from epl.env import Env
-from epl.ir.graph import Graph
-from epl.ir.taskgraph import TASKGRAPH_ATTR
 from epl.utils import tf_compat
+from epl.utils.errors import NotAvailableError
 
 # Marks an identity of sums: FORWARD or BACKWARD.
 SUMS_ATTR = "_epl_batch_norm_sums"
@@ -36,7 +35,7 @@ def batch_moments(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Tu
     given = inspect.signature(original).bind(*args, **kwargs).arguments
     x = tf.convert_to_tensor(given["x"])
     axes = _axes_of_batch_norm(x, given["axes"])
-    if axes is None or _is_in_loop(graph) or _is_in_split(graph):
+    if axes is None or _is_in_loop(graph):
         return original(*args, **kwargs)
     keepdims = given.get("keep_dims") or given.get("keepdims")
     with tf.name_scope(given.get("name"), "moments", [x]):
@@ -61,14 +60,6 @@ def _is_in_loop(graph: tf.Graph) -> bool:
     return False
 
 
-def _is_in_split(graph: tf.Graph) -> bool:
-    """Whether new ops belong to a split, whose ranks have the rows of all."""
-    annotated, mark = Graph.of(graph), tf_compat.attr_scope(graph, TASKGRAPH_ATTR)
-    if annotated is None or mark is None:
-        return False
-    return any(one.index == mark.i and one.strategy.name_of_kind == "split" for one in annotated.taskgraphs)
-
-
 def _moments_of_all_rows(x: tf.Tensor, axes: List[int], keepdims: bool) -> Tuple[tf.Tensor, tf.Tensor]:
     dtype = tf.float32 if x.dtype in _HALF else x.dtype
     y = tf.cast(x, dtype)
@@ -78,7 +69,7 @@ def _moments_of_all_rows(x: tf.Tensor, axes: List[int], keepdims: bool) -> Tuple
     mean = tf.stop_gradient(total / tf.cast(own_rows, dtype))
     squares = tf.reduce_sum(tf.math.squared_difference(y, mean), axes, keepdims=True)
     total, squares = (tf.reshape(tf.cast(one, tf.float64), [-1]) for one in (total, squares))
-    sums = marked(tf.concat([total, squares + tf.square(total) / own_rows, [rows]], 0), FORWARD)
+    sums = _marked(tf.concat([total, squares + tf.square(total) / own_rows, [rows]], 0), FORWARD)
     rows_of_all = sums[-1]
     all_means, all_squares = tf.split(sums[:-1] / rows_of_all, 2)
     variance = tf.maximum(all_squares - tf.square(all_means), 0.0)
@@ -93,7 +84,7 @@ def _sizes(x: tf.Tensor) -> List[Any]:
     return [tf.shape(x)[dim] if size is None else size for dim, size in enumerate(x.shape.as_list())]
 
 
-def marked(sums: tf.Tensor, which: bytes) -> tf.Tensor:
+def _marked(sums: tf.Tensor, which: bytes) -> tf.Tensor:
     """An identity of sums, with the attribute that tells the pass what to put in place of them."""
     with tf.get_default_graph().gradient_override_map({"Identity": _GRADIENTS[which]}):
         made = tf.identity(sums, "of_all_rows")
@@ -103,9 +94,12 @@ def marked(sums: tf.Tensor, which: bytes) -> tf.Tensor:
 
 @tf.RegisterGradient("EplBatchNormSums")
 def _sums_grad(op: tf.Operation, grad: tf.Tensor) -> tf.Tensor:
-    return marked(grad, BACKWARD)
+    return _marked(grad, BACKWARD)
 
 
 @tf.RegisterGradient("EplBatchNormSumsGrad")
 def _sums_grad_grad(op: tf.Operation, grad: tf.Tensor) -> tf.Tensor:
-    return marked(grad, FORWARD)
+    raise NotAvailableError(
+        "batch_norm.sync with gradients of gradients",
+        f"{op.name!r} is the gradient of a batch norm, and is differentiated again. Leave batch_norm.sync off.",
+    )

@@ -2,10 +2,13 @@
 
 from typing import List, Sequence, Tuple
 
+from epl.cluster.cluster import Cluster
+from epl.config.config import Config
 from epl.ops.communicator_groups import SubCommunicators
 from epl.ops.service import CommunicatorSpec
+from epl.parallel.plan.hierarchy import is_hierarchical
 from epl.parallel.plan.plan import GradientGroup, Plan, Stage, section, split_groups, worker_of
-from epl.parallel.plan.sections import BatchNormSection, OffloadSection
+from epl.parallel.plan.sections import BatchNormSection, HierarchySection, OffloadSection
 from epl.parallel.plan.stages import span_processes
 
 PROCESSES = "/processes"  # after a plan's name: the communicator of its processes
@@ -29,12 +32,23 @@ def transport_of(plan: Plan, name: str = "") -> str:
     The communicators of processes exchange variables: if these are in host memory, they do not use a device.
     """
     on_host = name.startswith(plan.name + PROCESSES) and section(plan, OffloadSection) is not None
-    return "auto" if on_host else transport_between(plan.device_type)
+    hierarchy = section(plan, HierarchySection)
+    return transport_between("CPU" if on_host else plan.device_type, hierarchy is not None and hierarchy.hierarchical)
 
 
-def transport_between(device_type: str) -> str:
-    """The transport of collectives on devices of a type."""
-    return "nccl" if device_type == "GPU" else "auto"
+def transport_between(device_type: str, hierarchical: bool) -> str:
+    """The transport of collectives on devices of a type.
+
+    With `hierarchical` (`is_hierarchical`) the core's collectives between machines are hierarchical.
+    """
+    if device_type == "GPU":
+        return "nccl"
+    return "hierarchical" if hierarchical else "auto"
+
+
+def transport_of_job(config: Config, cluster: Cluster, on_host: bool = False) -> str:
+    """The transport of collectives on the devices of a job, or `on_host`: of tensors in host memory."""
+    return transport_between("CPU" if on_host else cluster.device_type, is_hierarchical(config, cluster))
 
 
 def all_communicators(plan: Plan) -> List[CommunicatorSpec]:
@@ -61,18 +75,14 @@ def all_communicators(plan: Plan) -> List[CommunicatorSpec]:
 
 
 def _of_batch_norm(plan: Plan) -> List[Tuple[str, List[int]]]:
-    planned = section(plan, BatchNormSection)
-    stages = [] if planned is None else sorted({one.stage for one in planned.synced})
-    return [
-        (batch_norm_communicator(plan, stage, direction), ranks_of_stage(plan, stage))
-        for stage in stages
-        for direction in ("forward", "backward")
-    ]
+    if section(plan, BatchNormSection) is None:
+        return []
+    return [(batch_norm_communicator(plan, way), ranks_of_stage(plan, 0)) for way in ("forward", "backward")]
 
 
-def batch_norm_communicator(plan: Plan, stage: int, direction: str) -> str:
-    """The communicator of the batch norms of a stage, "forward" or "backward"."""
-    return f"{plan.name}/batch_norm/stage{stage}/{direction}"
+def batch_norm_communicator(plan: Plan, direction: str) -> str:
+    """The communicator of batch norms, "forward" or "backward"."""
+    return f"{plan.name}/batch_norm/{direction}"
 
 
 def gate_communicator(plan: Plan, group: GradientGroup) -> str:

@@ -46,12 +46,14 @@ class Reduction(NamedTuple):
       dtype: name of the gradient's dtype.
       shape: static shape, with None for unknown entries; None if the rank is unknown.
       sparse: an IndexedSlices, gathered rather than summed.
+      ordered: rows of a sparse one are summed by index after that, in the order of the ranks.
     """
 
     variable: str
     dtype: str
     shape: Optional[Tuple[Optional[int], ...]]
     sparse: bool
+    ordered: bool = False
 
 
 class Transfer(NamedTuple):
@@ -294,8 +296,12 @@ def describe_features(plan: Plan) -> List[str]:
 def describe_gradients(plan: Plan) -> List[str]:
     """The groups of gradients and the merged outputs, in lines for a person."""
     lines = [
-        "{}: {} gradients ({} sparse) {}".format(
-            group.name, len(group.reductions), sum(r.sparse for r in group.reductions), _describe_transfers(group)
+        "{}: {} gradients ({} sparse{}) {}".format(
+            group.name,
+            len(group.reductions),
+            sum(one.sparse for one in group.reductions),
+            ", summed by index in a fixed order" if any(one.ordered for one in group.reductions) else "",
+            _describe_transfers(group),
         )
         for group in plan.groups
     ]

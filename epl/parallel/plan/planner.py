@@ -3,13 +3,14 @@
 It does not change the graph.
 """
 
+import logging
 from typing import List, Optional, Sequence, Tuple
 
 import tensorflow.compat.v1 as tf
 
 from epl.cluster.cluster import Cluster
 from epl.config.config import Config
-from epl.ir.gradient import Gradient
+from epl.ir.gradient import Boundary, Gradient
 from epl.ir.gradient_boundary import readiness
 from epl.ir.graph import Graph, GraphKeys, first_tensor
 from epl.ops import bucketing
@@ -23,6 +24,8 @@ from epl.parallel.plan.stages import device_of_stage, stage_of_op
 from epl.parallel.sharding.sharded_variables import ShardedVariables, ShardInfo
 from epl.utils import tf_compat
 from epl.utils.errors import PlanError
+
+logger = logging.getLogger("epl")
 
 _OUTPUT_KEYS = (
     (GraphKeys.GLOBAL_CONCAT_OBJECTS, "global", "concat"),
@@ -63,6 +66,12 @@ def make_plan(
     is_pipeline = len(stages) > 1
     micro_batches = config.pipeline.num_micro_batch if is_pipeline else 1
     schedule = generate(config.pipeline.strategy, device_of_stage(stages), micro_batches) if is_pipeline else None
+    has_no_order = cluster.device_type == "GPU" or not tf_compat.CPU_ADDS_ROWS_IN_ORDER
+    wanted = config.communication.ordered_sparse_sums
+    in_order = wanted == "on" or (wanted == "auto" and has_no_order)
+    planned = tuple(_plan_group(name, group, config, graph, in_order) for group in groups)
+    if has_no_order and len(owners) > 1:
+        _tell_of_drift(planned, in_order)
     return Plan(
         name=name,
         workers=cluster.worker_num,
@@ -77,13 +86,13 @@ def make_plan(
         reduce_method=config.communication.gradients_reduce_method,
         fp16_scale=config.communication.fp16_scale if config.communication.fp16 else None,
         features=(),  # filled when the rest is known
-        groups=tuple(_plan_group(name, group, config, graph) for group in groups),
+        groups=planned,
         outputs=tuple(_plan_outputs(name, graph, stages)),
     )
 
 
-def _plan_group(plan_name: str, group: BoundaryGroup, config: Config, graph: Graph) -> GradientGroup:
-    reductions = tuple(_reduction(variable, gradient) for variable, gradient in group.boundaries)
+def _plan_group(plan_name: str, group: BoundaryGroup, config: Config, graph: Graph, in_order: bool) -> GradientGroup:
+    reductions = tuple(_reduction(graph, one, in_order) for one in group.boundaries)
     if group.of_shards:
         sharded = graph.state_of(ShardedVariables)
         variables = {} if sharded is None else sharded.variables
@@ -133,7 +142,30 @@ def _plan_outputs(plan_name: str, graph: Graph, stages: Sequence[Stage]) -> List
     return outputs
 
 
-def _reduction(variable: str, gradient: Gradient) -> Reduction:
+def _tell_of_drift(groups: Sequence[GradientGroup], in_order: bool) -> None:
+    variables = [one.variable for group in groups for one in group.reductions if one.sparse and not one.ordered]
+    if variables:
+        logger.warning(
+            "Rows of sparse gradients that have one index are added up in any order here, so that the replicas of %s "
+            "differ in their last bits after some steps. %s",
+            ", ".join(variables),
+            "They stay as they are because other ops than the optimizer take these gradients: leave out "
+            "communication.clip_after_allreduce, or set communication.sparse_as_dense."
+            if in_order
+            else 'communication.ordered_sparse_sums is "off"; "on" keeps the replicas equal.',
+        )
+
+
+def _only_applied(graph: Graph, gradient: Gradient) -> bool:
+    """Whether optimizers alone take this gradient: they add up rows that have one index, but TensorFlow's norm of a
+    gradient, for example, counts each of them."""
+    applied = {first_tensor(one).op.name for call in graph.apply_calls for _, one in call.boundaries}
+    own = first_tensor(gradient)
+    return own.op.name in applied or all(op.name in applied for op in own.consumers())
+
+
+def _reduction(graph: Graph, boundary: Boundary, in_order: bool) -> Reduction:
+    variable, gradient = boundary
     sparse = isinstance(gradient, tf.IndexedSlices)
     value = first_tensor(gradient)
     if not value.dtype.is_floating:
@@ -143,7 +175,7 @@ def _reduction(variable: str, gradient: Gradient) -> Reduction:
             )
         )
     shape = None if value.shape.ndims is None else tuple(value.shape.as_list())
-    return Reduction(variable, value.dtype.name, shape, sparse)
+    return Reduction(variable, value.dtype.name, shape, sparse, sparse and in_order and _only_applied(graph, gradient))
 
 
 def _of_any_rank(shard: Optional[ShardInfo], reduction: Reduction) -> Reduction:

@@ -324,34 +324,43 @@ class GroupedApplySection(NamedTuple):
         return [f"updates in {self.groups} groups"]
 
 
-class BatchNormOp(NamedTuple):
-    """An op that takes statistics over the rows of a batch.
-
-    Attributes:
-      op: its name.
-      stage: the stage.
-    """
-
-    op: str
-    stage: int
-
-
 class BatchNormSection(NamedTuple):
     """Batch statistics of all rows: `batch_norm.sync`.
 
     Attributes:
-      synced: the ops whose statistics are those of all rows, in the order in which they run.
+      ops: the names of the ops that hold sums over the rows of a batch, in the order in which they run.
     """
 
-    synced: Tuple[BatchNormOp, ...]
+    ops: Tuple[str, ...]
 
     def without_names(self) -> "BatchNormSection":
         """The same with numbers in place of names of ops."""
-        return BatchNormSection(tuple(one._replace(op=str(number)) for number, one in enumerate(self.synced)))
+        return BatchNormSection(tuple(str(number) for number in range(len(self.ops))))
 
     def describe(self) -> List[str]:
         """The section in lines for a person."""
-        return [f"batch statistics of all rows: {len(self.synced)} ops"]
+        return [f"batch statistics of all rows: {len(self.ops)} ops"]
+
+
+class HierarchySection(NamedTuple):
+    """Collectives between machines with several workers each: `communication.hierarchy`.
+
+    Attributes:
+      hierarchical: whether each byte goes between two machines once; otherwise once for each worker.
+      workers: the workers of each machine, in the order of their first workers.
+      reason: why, in words.
+    """
+
+    hierarchical: bool
+    workers: Tuple[int, ...]
+    reason: str
+
+    def describe(self) -> List[str]:
+        """The section in lines for a person."""
+        algorithm = "hierarchical" if self.hierarchical else "flat"
+        numbers = sorted(set(self.workers))
+        workers = "{}".format(numbers[0]) if len(numbers) == 1 else "{} to {}".format(numbers[0], numbers[-1])
+        return [f"collectives between {len(self.workers)} machines of {workers} workers are {algorithm}: {self.reason}"]
 
 
 Section = Union[
@@ -364,6 +373,7 @@ Section = Union[
     OffloadSection,
     GroupedApplySection,
     BatchNormSection,
+    HierarchySection,
 ]
 
 

@@ -18,7 +18,8 @@ from epl.parallel.plan import values
 from epl.utils.errors import PlanError
 
 FORMAT = "epl-strategy"
-VERSION = 1
+VERSION = 2
+_OF_TEXTS = 1  # the version whose settings have their values as texts of JSON
 OUTSIDE = -1  # the block of ops before the first scope, if that is a split, which does not hold them
 SCOPES = "scopes"  # where blocks come from that the script annotates
 DEFAULT_STRATEGY = "epl.set_default_strategy"  # where the block comes from if the script has no scopes, but this
@@ -107,7 +108,7 @@ class Setting(NamedTuple):
 
     Attributes:
       key: a key of `epl.Config`.
-      value: as JSON.
+      value: as JSON; a file has the plain value.
       origin: where it came from, such as "default", "code" or "planner".
     """
 
@@ -163,6 +164,7 @@ def strategy_hash(strategy: Strategy) -> str:
 def to_json(strategy: Strategy) -> str:
     """The strategy as text; `from_json` reads it. Equal strategies give equal texts."""
     entries = {"format": FORMAT, "version": VERSION, **json.loads(values.to_json(strategy))}
+    entries["settings"] = [{**one, "value": json.loads(one["value"])} for one in entries["settings"]]
     ops = [json.dumps(op, sort_keys=True) for op in entries.pop("ops")]  # a line each
     head = json.dumps(entries, indent=1, sort_keys=True)
     return "{},\n {}: [\n  {}\n ]\n}}\n".format(head[: -len("\n}")], '"ops"', ",\n  ".join(ops))
@@ -180,11 +182,17 @@ def from_json(text: str) -> Strategy:
         raise ValueError(f"it is no JSON: {error}") from None
     if not isinstance(found, dict) or found.get("format") != FORMAT:
         raise ValueError(f'it has no entry "format": "{FORMAT}"')
-    if found.get("version") != VERSION:
+    if found.get("version") not in (VERSION, _OF_TEXTS):
         raise ValueError(
-            f"it is of version {found.get('version')!r} of the format, and this EPL reads version {VERSION}"
+            f"it is of version {found.get('version')!r} of the format, and this EPL reads versions {_OF_TEXTS} and "
+            f"{VERSION}"
         )
     rest = {key: value for key, value in found.items() if key not in ("format", "version")}
+    if found["version"] != _OF_TEXTS and isinstance(rest.get("settings"), list):
+        rest["settings"] = [
+            {**one, "value": json.dumps(one["value"])} if isinstance(one, dict) and "value" in one else one
+            for one in rest["settings"]
+        ]
     strategy: Strategy = values.from_json(Strategy, json.dumps(rest))
     _check(strategy)
     return strategy

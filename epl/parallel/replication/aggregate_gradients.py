@@ -16,8 +16,8 @@ import tensorflow.compat.v1 as tf
 from epl.ir.gradient import Gradient
 from epl.ir.gradient_boundary import inputs_for, source_of
 from epl.ir.graph import first_tensor
-from epl.ops import compression
-from epl.ops.communicator import Communicator
+from epl.ops import compression, ordered_sums
+from epl.ops.communicator import Communicator, GatheredSlices
 from epl.ops.op_types import COLLECTIVE_OP_TYPES
 from epl.ops.weighing import weighed
 from epl.parallel.accumulation import agree_steps
@@ -38,18 +38,12 @@ def run(rewrite: RewriteContext) -> None:
     """Adds the collectives of replica 0 and rewires the boundaries."""
     if rewrite.world_size == 1:
         return
-    batch_weights = _row_weights(rewrite)
-    if batch_weights is not None:
-        weight = batch_weights.own
-    else:
-        with rewrite.building("rows"):
-            weight = tf.placeholder_with_default(tf.constant(1.0, tf.float64), [], name="weight")
-    rewrite.weight = weight
+    weight = rewrite.weight = _weight(rewrite)
     if rewrite.sharded is not None:
         rewrite.collectives.update(op.name for op in rewrite.sharded.collectives)
     accumulations = agree_steps.by_boundary(rewrite.graph)
     agreed: Dict[str, tf.Operation] = {}
-    for group, boundaries in zip(rewrite.plan.groups, rewrite.groups):
+    for group, boundaries in rewrite.new_groups:
         context = control_flow_context(boundaries)
         accumulation = accumulations.get(first_tensor(boundaries.boundaries[0][1]).op.name)
         with rewrite.building(group.name, group.stage):
@@ -77,6 +71,17 @@ def run(rewrite: RewriteContext) -> None:
                 communicator = rewrite.communicator(f"{rewrite.plan.name}/{name}")
                 gate = agree_steps.agree(rewrite, communicator, name, accumulation, weight)
             _add_gate(rewrite, gate, {first_tensor(source).op.name for source in accumulation.sources})
+
+
+def _weight(rewrite: RewriteContext) -> tf.Tensor:
+    """The weight of replica 0 in means."""
+    if rewrite.weight is not None:  # of an earlier rewriting
+        return rewrite.weight
+    batch_weights = _row_weights(rewrite)
+    if batch_weights is not None:
+        return batch_weights.own
+    with rewrite.building("rows"):
+        return tf.placeholder_with_default(tf.constant(1.0, tf.float64), [], name="weight")
 
 
 def _add_gate(rewrite: RewriteContext, gate: tf.Operation, gradients: Set[str]) -> None:
@@ -145,7 +150,8 @@ def _aggregate(rewrite: RewriteContext, group: GradientGroup, boundaries: Bounda
             ops = _scatter(rewrite, place, transfer.key, wholes, share, after)
         else:
             with tf.control_dependencies(after):
-                reduced, ops = _reduce(rewrite, place, transfer.key, gradients, share)
+                ordered = [group.reductions[i].ordered for i in transfer.members]
+                reduced, ops = _reduce(rewrite, place, transfer.key, gradients, ordered, share)
         previous[transfer.communicator] = ops
         moved.update(op.name for op in ops)
         for i, gradient in zip(transfer.members, reduced):
@@ -154,24 +160,38 @@ def _aggregate(rewrite: RewriteContext, group: GradientGroup, boundaries: Bounda
 
 
 def _reduce(
-    rewrite: RewriteContext, place: Tuple[Communicator, int], key: str, gradients: List[Gradient], share: tf.Tensor
+    rewrite: RewriteContext,
+    place: Tuple[Communicator, int],
+    key: str,
+    gradients: List[Gradient],
+    ordered: Sequence[bool],
+    share: tf.Tensor,
 ) -> Tuple[List[Gradient], List[tf.Operation]]:
-    """All-reduces gradients; returns the reduced ones and the collective ops."""
+    """All-reduces gradients; returns the reduced ones and the collective ops.
+
+    Those that are `ordered` are sparse, and summed by index in a fixed order.
+    """
     communicator, rank = place
     before = tf_compat.last_op_id(rewrite.tf_graph)
-    counted: List[Gradient] = [
-        one if isinstance(one, tf.IndexedSlices) else _of_rows(rewrite, one, share) for one in gradients
-    ]
+    counted: List[Gradient] = []
+    for one, in_order in zip(gradients, ordered):
+        if not isinstance(one, tf.IndexedSlices):
+            counted.append(_of_rows(rewrite, one, share))
+        else:
+            counted.append(ordered_sums.of_one_rank(one) if in_order else one)
     scale, agreed = _scale(rewrite, place, key, counted, share)
     sent = counted if scale is None else [compression.compress(gradient, scale) for gradient in counted]
     with tf.control_dependencies(agreed):
         received = communicator.all_reduce(sent, rank, key, "sum", weight=share)
+    exact = received
     if scale is not None:
-        received = [
-            compression.decompress(new, first_tensor(old).dtype, scale) for old, new in zip(gradients, received)
-        ]
+        exact = [compression.decompress(new, first_tensor(old).dtype, scale) for old, new in zip(gradients, received)]
+    summed = [
+        ordered_sums.of_all_ranks(one, new) if in_order and isinstance(new, GatheredSlices) else one
+        for one, new, in_order in zip(exact, received, ordered)
+    ]
     added = tf_compat.ops_since(rewrite.tf_graph, before)
-    return received, [op for op in added if op.type in COLLECTIVE_OP_TYPES]
+    return summed, [op for op in added if op.type in COLLECTIVE_OP_TYPES]
 
 
 def _scale(

@@ -22,7 +22,7 @@ from epl.utils import tf_compat
 def run(rewrite: RewriteContext) -> None:
     """Sets the weight of replica 0 to the rows that it reads; leaves it if it reads no data."""
     weight = rewrite.weight
-    if weight is None:
+    if weight is None or rewrite.earlier is not None:
         return
     view = rewrite.view = current_view(rewrite)
     source = next(iter(_sources(rewrite, view)), None)

@@ -48,6 +48,8 @@ def run(rewrite: RewriteContext) -> None:
     own_parts = {} if sharded is None else sharded.rank_attributes(view, rewrite.cloned)
     _vary_seeds_of_replica_0(rewrite, view, seeds, own_parts)
     _resize_shards_of_replica_0(rewrite, view, own_parts)
+    copied = rewrite.copied
+    cloned = {node for node in rewrite.cloned if view.nodes[node].name not in copied} if copied else rewrite.cloned
     replicas = range(1, rewrite.local_replicas)
     nodes = sync_variables.initialization_nodes(rewrite, view)
     if not replicas:
@@ -58,10 +60,10 @@ def run(rewrite: RewriteContext) -> None:
     first_rank = rewrite.base_rank + 1
     special = [
         node
-        for node in rewrite.cloned
+        for node in cloned
         if node in devices or view.types[node] in COLLECTIVE_OP_TYPES or seeds.is_random(view.nodes[node])
     ]
-    special += [node for node in own_parts if node in rewrite.cloned]
+    special += [node for node in own_parts if node in cloned]
     reads = frozenset(view.index[name] for name in rewrite.read_once)
     special += [node for node in reads if node in devices]
     edits = [
@@ -87,12 +89,13 @@ def run(rewrite: RewriteContext) -> None:
         clone_nodes(
             rewrite.tf_graph,
             view,
-            rewrite.cloned | reads,
+            cloned | reads,
             prefixes,
             edit,
             nodes,
             seeds.take_library(),
             leads=Leads(reads, [reader - 1 for reader in rewrite.readers[1:]]),
+            copied=copied,
         )
     except ValueError as error:
         if sharded is None or all(len(set(shapes)) == 1 for shapes in sharded.shapes.values()):
@@ -179,7 +182,8 @@ def _vary_seeds_of_replica_0(rewrite: RewriteContext, view: GraphView, seeds: Ow
     """Gives each worker's replica 0 other seeds, and so other dropout masks; rank 0 keeps those of a single device."""
     if rewrite.base_rank == 0:
         return
-    random = [view.nodes[node] for node in rewrite.cloned if node not in kept and seeds.is_random(view.nodes[node])]
+    cloned = [node for node in rewrite.cloned if node not in kept and rewrite.is_new(node)]
+    random = [view.nodes[node] for node in cloned if seeds.is_random(view.nodes[node])]
     edits = [(node, seeds.edit(node, rank=rewrite.base_rank)) for node in random]
     tf_compat.add_functions(rewrite.tf_graph, seeds.take_library())
     for node, own in edits:

@@ -26,7 +26,7 @@ from epl.utils import tf_compat
 
 def run_global(rewrite: RewriteContext) -> None:
     """Adds the collectives of global outputs to replica 0."""
-    for output in rewrite.plan.outputs:
+    for output in _unmerged(rewrite):
         if output.scope == "global" and rewrite.world_size > 1:
             tensor = rewrite.in_replica(output.tensor)
             if _is_of_group(rewrite, output) and len(split_groups(rewrite.plan)) == 1:
@@ -40,7 +40,7 @@ def run_global(rewrite: RewriteContext) -> None:
 
 def run_local(rewrite: RewriteContext) -> None:
     """Adds the merged values of local outputs, and connects summaries of merged tensors to them."""
-    for output in rewrite.plan.outputs:
+    for output in _unmerged(rewrite):
         tensor = rewrite.in_replica(output.tensor)
         replicas = _local_replicas(rewrite, output)
         if output.scope == "local" and len(replicas) > 1:
@@ -54,6 +54,12 @@ def run_local(rewrite: RewriteContext) -> None:
         elif tensor.name != output.tensor and output.tensor not in rewrite.merged:
             rewrite.merged[output.tensor] = Sibling(tensor, "")
     _update_summaries(rewrite)
+
+
+def _unmerged(rewrite: RewriteContext) -> List[Output]:
+    """The outputs that no earlier rewriting has merged."""
+    earlier = set() if rewrite.earlier is None else {output.tensor for output in rewrite.earlier.plan.outputs}
+    return [output for output in rewrite.plan.outputs if output.tensor not in earlier]
 
 
 def _is_of_group(rewrite: RewriteContext, output: Output) -> bool:
@@ -165,12 +171,15 @@ def _update_summaries(rewrite: RewriteContext) -> None:
         for position, name in enumerate(view.nodes[node].input)
         if name[0] != "^"
     ]
-    rewrite.summarized = {node: tensor for node, _, tensor in inputs if tensor in rewrite.merged}
-    local = [node for node, tensor in rewrite.summarized.items() if not rewrite.merged[tensor].op]
+    earlier = {} if rewrite.earlier is None else rewrite.earlier.summarized
+    inputs = [one for one in inputs if rewrite.is_new(one[0])]
+    added = {node: tensor for node, _, tensor in inputs if tensor in rewrite.merged}
+    rewrite.summarized = {**earlier, **added}
+    local = [node for node, tensor in added.items() if not rewrite.merged[tensor].op]
     plain = data_descendants(view, local, set()) if local else set()
     prefix = f"{PLAN_SCOPE}/plain/"
     clone_nodes(rewrite.tf_graph, view, plain, [prefix], lambda copy, node: SAME)
-    rewrite.plain_summaries = {view.nodes[node].name: prefix + view.nodes[node].name for node in plain}
+    rewrite.plain_summaries.update({view.nodes[node].name: prefix + view.nodes[node].name for node in plain})
     for node, position, tensor in inputs:
         if tensor in rewrite.merged:
             op = rewrite.remember(rewrite.operation(view.nodes[node].name))

@@ -201,6 +201,7 @@ def _wait(
 
     Instead of data sources among `ends`, the barrier waits for their consumers in `trained`.
     """
+    waiting = {write for write in waiting if rewrite.is_new(write)}  # a session does not see changes of ops that it has
     names = frozenset(view.names(needed))
     by_stage: Dict[int, List[int]] = {}
     for end in sorted(ends if waiting else ()):

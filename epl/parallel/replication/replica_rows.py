@@ -9,7 +9,7 @@ rows is exact, as gradients are averaged. A run tells its own writes and mixing 
 lists those of a step.
 """
 
-from typing import AbstractSet, Dict, List, NamedTuple, Sequence, Set, Tuple
+from typing import AbstractSet, Container, Dict, List, NamedTuple, Optional, Sequence, Set, Tuple
 
 import tensorflow.compat.v1 as tf
 
@@ -23,6 +23,7 @@ from epl.ir.view import GraphView
 from epl.parallel.plan.plan import Plan, section, world_size
 from epl.parallel.plan.replica_groups import replica_groups
 from epl.parallel.plan.sections import BatchNormSection
+from epl.parallel.replication.whole_writes import WholeWrites, choose
 from epl.parallel.rewriting.training_writes import find_training_writes
 from epl.parallel.sharding.row_flow import SAME, UNKNOWN, Flow, Output, RowFlow, rows
 from epl.utils.source_line import user_place
@@ -54,12 +55,20 @@ class RowFinding(NamedTuple):
 
 
 class ReplicaRows(NamedTuple):
-    """The findings of a graph, the worst first: writes, ops that mix rows before the loss, shown values."""
+    """What was found in a graph.
+
+    Attributes:
+      findings: the worst first: writes, ops that mix rows before the loss, shown values.
+      whole: the writes that are to take values of all rows; they are no findings.
+    """
 
     findings: Tuple[RowFinding, ...] = ()
+    whole: Optional[WholeWrites] = None
 
 
-def find(graph: Graph, plan: Plan, view: GraphView, global_variables: AbstractSet[str]) -> ReplicaRows:
+def find(
+    graph: Graph, plan: Plan, view: GraphView, global_variables: AbstractSet[str], state: str = "each"
+) -> ReplicaRows:
     """Finds what depends on the rows that a replica has; nothing in a plan with one replica.
 
     Args:
@@ -67,6 +76,7 @@ def find(graph: Graph, plan: Plan, view: GraphView, global_variables: AbstractSe
       plan: its plan.
       view: of its graph.
       global_variables: names of the ops of the variables that a checkpoint has.
+      state: "all" if writes are to take values of all rows, where they can; "each".
     """
     if world_size(plan) == 1:
         return ReplicaRows()
@@ -85,6 +95,13 @@ def find(graph: Graph, plan: Plan, view: GraphView, global_variables: AbstractSe
         for node, (variable, values) in sorted(written.items())
         if any(not flow.of(value).is_same for value in values)
     ]
+    whole = None
+    if writing and state == "all" and _is_one_part(graph, plan):
+        trained = frozenset(one.op.name for one in graph.tf_graph.get_collection(tf.GraphKeys.TRAINABLE_VARIABLES))
+        of_rows = [node for node, _ in writing]
+        whole = choose(graph.tf_graph, view, flow, nodes, sources, of_rows, before_loss, trained)
+        chosen = {write.node for write in whole.writes}
+        writing = [(node, variable) for node, variable in writing if node not in chosen]
     mixing = [(node, what) for node, what in sorted(flow.mixing.items()) if node in before_loss]
     shown = _shown_values(plan, view)
     names = _Names(graph, view)
@@ -93,8 +110,14 @@ def find(graph: Graph, plan: Plan, view: GraphView, global_variables: AbstractSe
             [RowFinding(WRITES, *place, _in_words(variables)) for place, variables in names.by_place(writing)]
             + [RowFinding(MIXES, *place, whats[0] + _ON_THE_WAY) for place, whats in names.by_place(mixing)]
             + [RowFinding(SHOWS, *place, _in_words_of_shown(tensors)) for place, tensors in names.by_place(shown)]
-        )
+        ),
+        whole,
     )
+
+
+def _is_one_part(graph: Graph, plan: Plan) -> bool:
+    """Whether each replica has one stage, one micro batch, and rows of its own."""
+    return len(plan.stages) == 1 and plan.num_micro_batch == 1 and replica_groups(graph) is None
 
 
 def sentence(findings: Sequence[RowFinding]) -> str:
@@ -131,14 +154,13 @@ def _written_values(
 
 
 def _statistics_of_all(plan: Plan, view: GraphView) -> Dict[Output, Flow]:
-    """The results of ops with batch statistics of all rows (`batch_norm.sync`): sums alone, or first the batch."""
+    """The sums of all rows that batch norms take (`batch_norm.sync`)."""
     planned = section(plan, BatchNormSection)
-    nodes = [] if planned is None else [view.index[one.op] for one in planned.synced]
-    return {(node, 0): SAME if view.types[node] == "Identity" else rows() for node in nodes}
+    return {} if planned is None else {(view.index[op], 0): SAME for op in planned.ops}
 
 
 def _needed(
-    view: GraphView, roots: Set[int], gradients: Set[int], known: Set[int], statistics: Dict[Output, Flow]
+    view: GraphView, roots: Set[int], gradients: Set[int], known: Set[int], statistics: Container[Output]
 ) -> Set[int]:
     """`known`, and what values are computed from, but for what the plan makes equal on all replicas, as gradients."""
     found = set(known)
@@ -147,7 +169,7 @@ def _needed(
         node = stack.pop()
         if node not in found and node not in gradients and not _is_of_gradients(view, node):
             found.add(node)
-            if view.types[node] not in op_types.VARIABLES and statistics.get((node, 0)) != SAME:
+            if view.types[node] not in op_types.VARIABLES and (node, 0) not in statistics:
                 stack += [one for name, one in zip(view.nodes[node].input, view.producers[node]) if name[0] != "^"]
     return found
 

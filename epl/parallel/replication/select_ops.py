@@ -119,7 +119,10 @@ def _gate(rewrite: RewriteContext) -> None:
     if not sources:
         return
     needed: Dict[str, Set[int]] = {}
+    done = () if rewrite.earlier is None else {one.op.name for one in rewrite.earlier.gates}
     for one in rewrite.gates:
+        if one.op.name in done:
+            continue
         gradients = [view.index[name] for name in one.gradients]
         needed[one.op.name] = needed.get(one.op.name, set()) | rewrite.needed_by(view, gradients)
     for name, takers in needed.items():

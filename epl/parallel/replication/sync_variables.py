@@ -33,10 +33,12 @@ def run_broadcast(rewrite: RewriteContext) -> None:
     assert view is not None
     if not rewrite.plan.groups:
         return
-    variables = [node for node in _variables(rewrite, view) if view.nodes[node].name in rewrite.global_variables]
+    sent = set() if rewrite.earlier is None else {sync.variable for sync in rewrite.earlier.syncs if sync.is_global}
+    names = rewrite.global_variables - sent
+    variables = [node for node in _variables(rewrite, view) if view.nodes[node].name in names]
     ranks = replica_groups(rewrite.graph)
     parts = [node for node in variables if ranks is not None and ranks.has_shard(view.nodes[node].name)]
-    if len(set(rewrite.plan.owners)) > 1:
+    if len(set(rewrite.plan.owners)) > 1 and variables:
         whole = [node for node in variables if view.nodes[node].name not in rewrite.held]
         device = rewrite.host_of(0) if section(rewrite.plan, OffloadSection) is not None else rewrite.device(0)
         with rewrite.building("variables/broadcast"), tf.device(device):
@@ -73,8 +75,11 @@ def _broadcast(
 def initialization_nodes(rewrite: RewriteContext, view: GraphView) -> List[tf.NodeDef]:
     """NodeDefs that check whether each variable is initialized; fills `rewrite.syncs`."""
     nodes = []
+    known = {sync.variable for sync in rewrite.syncs}  # in an earlier rewriting
     for node in _variables(rewrite, view):
         proto = view.nodes[node]
+        if proto.name in known:
+            continue
         is_ref = view.types[node] in op_types.REF_VARIABLES
         check = tf.NodeDef(
             name=_SYNC_SCOPE + "is_initialized/" + proto.name,
@@ -93,7 +98,7 @@ def copy_nodes(rewrite: RewriteContext, view: GraphView, prefixes: List[str]) ->
     """NodeDefs that copy each variable from replica 0 to the others; fills the copies of `rewrite.syncs`."""
     nodes = []
     for sync in rewrite.syncs:
-        if view.index[sync.variable] not in rewrite.cloned or sync.variable in rewrite.held:
+        if sync.copies or view.index[sync.variable] not in rewrite.cloned or sync.variable in rewrite.held:
             continue
         proto = view.nodes[view.index[sync.variable]]
         dtype = proto.attr["dtype"]

@@ -32,7 +32,7 @@ from epl.ops.communicator import Communicator
 from epl.ops.communicator_groups import SubCommunicators
 from epl.parallel.plan.communicators import PROCESSES, ranks_of_stage, shard_holders, transport_of
 from epl.parallel.plan.gradient_groups import BoundaryGroup
-from epl.parallel.plan.plan import Plan, host_of_device, ranks_of, world_size
+from epl.parallel.plan.plan import GradientGroup, Plan, host_of_device, ranks_of, world_size
 from epl.parallel.plan.replica_groups import replica_groups
 from epl.parallel.plan.stages import span_processes
 from epl.parallel.sharding.sharded_variables import ShardedVariables
@@ -176,6 +176,9 @@ class RewriteContext:
       counted: names of the data sources whose rows are the weight of replica 0 when nothing is fed.
       gates: one gate per group of gradients, or per accumulation; groups with one accumulation share the op.
       collectives: names of the collective ops of replica 0.
+      by_hand: fed True in writes by hand, and in runs that only show values, which leave out the collectives
+        `of_all_rows`; None if there are none.
+      of_all_rows: names of the collectives that give writes the values of all rows, and batch norms their statistics.
       merged: tensor name -> its merged value, which is fetched instead.
       summarized: index in `view` of a summary op of a merged value -> name of the tensor that is merged.
       plain_summaries: name of an op that depends on such a summary -> its copy with the values of replica 0.
@@ -198,6 +201,9 @@ class RewriteContext:
         cluster: Cluster,
     ) -> None:
         self.running: Optional[Pass] = None
+        self.earlier: Optional[RewriteContext] = None
+        self.first_new = 0
+        self.copied: FrozenSet[str] = frozenset()
         self.graph = graph
         self.tf_graph = graph.tf_graph
         self.plan = plan
@@ -236,6 +242,8 @@ class RewriteContext:
         self.counted: FrozenSet[str] = frozenset()
         self.gates: List[Gate] = []
         self.collectives: Set[str] = set()
+        self.by_hand: Optional[tf.Tensor] = None
+        self.of_all_rows: FrozenSet[str] = frozenset()
         self.merged: Dict[str, Sibling] = {}
         self.summarized: Dict[int, str] = {}
         self.plain_summaries: Dict[str, str] = {}
@@ -252,6 +260,52 @@ class RewriteContext:
         keys = (tf.GraphKeys.GLOBAL_VARIABLES, tf.GraphKeys.TRAINABLE_VARIABLES, tf.GraphKeys.MODEL_VARIABLES)
         names = frozenset(v.op.name for key in keys for v in self.tf_graph.get_collection_ref(key))
         self.global_variables = frozenset(map(self.shard_of, names))
+
+    def go_on_from(self, earlier: "RewriteContext") -> None:
+        """Takes over what an earlier rewriting of this graph has built; its passes then add to that."""
+        assert earlier.view is not None
+        self.earlier = earlier
+        self.first_new = len(earlier.view)
+        self.copied = frozenset(earlier.view.names(earlier.cloned))
+        self.view = self.new_view()
+        self.communicators = earlier.communicators
+        self.orders = list(earlier.orders)
+        self.rows_read = dict(earlier.rows_read)
+        self.data_shown = dict(earlier.data_shown)
+        self.weight, self.weights, self.counted = earlier.weight, earlier.weights, earlier.counted
+        self.gates = list(earlier.gates)
+        self.collectives = set(earlier.collectives)
+        self.merged = dict(earlier.merged)
+        self.plain_summaries = dict(earlier.plain_summaries)
+        self.syncs = list(earlier.syncs)
+        self.broadcasts = list(earlier.broadcasts)
+        self.built = set(earlier.built)
+        self.added_functions = set(earlier.added_functions)
+
+    def new_view(self) -> GraphView:
+        """A view of the graph as it is now; after an earlier rewriting, without the copies that it has made."""
+        if self.earlier is None or self.earlier.view is None:
+            return GraphView(self.tf_graph)
+        return GraphView(self.tf_graph, self.earlier.view, self.earlier.added.difference(self.earlier.view.index))
+
+    def take_in_earlier(self) -> None:
+        """Adds to what this rewriting has changed what the earlier one did; after the passes."""
+        earlier = self.earlier
+        assert earlier is not None
+        self.added |= earlier.added
+        self.user_nodes.update(earlier.user_nodes)
+        self.user_devices.update(earlier.user_devices)
+        self.earlier, self.first_new, self.copied = None, 0, frozenset()
+
+    def is_new(self, node: int) -> bool:
+        """Whether a node of the view was not there for an earlier rewriting."""
+        return node >= self.first_new
+
+    @property
+    def new_groups(self) -> List[Tuple[GradientGroup, BoundaryGroup]]:
+        """The groups of gradients that no earlier rewriting has aggregated."""
+        done = 0 if self.earlier is None else len(self.earlier.groups)
+        return list(zip(self.plan.groups, self.groups))[done:]
 
     @property
     def base_rank(self) -> int:
@@ -406,6 +460,13 @@ class RewriteContext:
         if op.name not in self.user_nodes:
             self.user_nodes[op.name] = op.node_def
         return op
+
+    def switch_by_hand(self) -> tf.Tensor:
+        """`by_hand`, which is made when it is first asked for."""
+        if self.by_hand is None:
+            with self.building("by_hand"):
+                self.by_hand = tf.placeholder_with_default(tf.constant(False), [], name="by_hand")
+        return self.by_hand
 
     @contextlib.contextmanager
     def building(self, scope: str, stage: int = 0) -> Iterator[None]:

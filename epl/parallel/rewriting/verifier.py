@@ -46,7 +46,7 @@ def check_rewrite(rewrite: "RewriteContext", done: Sequence[str]) -> None:
     if copied:
         problems += _missing_copies(rewrite)
     elif rewrite.view is not None and "select_ops" in done:
-        problems += differences(rewrite.view, GraphView(rewrite.tf_graph))
+        problems += differences(rewrite.view, rewrite.new_view())
     if problems:
         raise VerificationError(
             "After pass {!r} the graph has {} problem(s):\n  {}".format(done[-1], len(problems), "\n  ".join(problems))

@@ -32,7 +32,8 @@ from epl.utils import tf_compat
 
 Output = Tuple[int, int]  # node of a view, output
 
-_SAME, _ROWS, _PARTIAL, _COUNT, _OWN, _UNKNOWN = "same", "rows", "partial", "count", "own", "unknown"
+SAME_KIND, ROWS, PARTIAL_SUM, COUNT = "same", "rows", "partial", "count"
+_OWN, _UNKNOWN = "own", "unknown"
 _RANKS = 1 << 30  # more than any size: rules cut no other dimension than the rows
 _CONSTANT_ELEMENTS = 64
 _DIVISIONS = frozenset(["Div", "DivNoNan", "FloorDiv", "RealDiv", "TruncateDiv"])
@@ -69,16 +70,16 @@ class Flow(NamedTuple):
     @property
     def is_same(self) -> bool:
         """Whether it is equal on all replicas."""
-        return self.kind == _SAME
+        return self.kind == SAME_KIND
 
     @property
     def is_mean(self) -> bool:
         """Whether the mean over the replicas is what one device computes, as far as is known."""
-        return self.kind != _ROWS and self.degree != 1 or self.is_same
+        return self.kind != ROWS and self.degree != 1 or self.is_same
 
 
-SAME = Flow(_SAME)
-_NUMBERS = Flow(_SAME, counts=True)  # which may number the rows of one replica
+SAME = Flow(SAME_KIND)
+_NUMBERS = Flow(SAME_KIND, counts=True)  # which may number the rows of one replica
 OWN = Flow(_OWN, degree=None, has_data=True)
 UNKNOWN = Flow(_UNKNOWN, degree=None, has_data=True)
 _UNKNOWN_SIZE = Flow(_UNKNOWN, degree=None)
@@ -86,7 +87,7 @@ _UNKNOWN_SIZE = Flow(_UNKNOWN, degree=None)
 
 def rows(dim: int = 0) -> Flow:
     """The rows of a batch that a replica has, in a dimension."""
-    return Flow(_ROWS, dim, has_data=True)
+    return Flow(ROWS, dim, has_data=True)
 
 
 class RowFlow:
@@ -126,7 +127,7 @@ class RowFlow:
         self._followed: Set[int] = set()  # nodes with flows
         self.flows: Dict[Output, Flow] = {}
         self.mixing: Dict[int, str] = {}
-        ordered = _in_order(view, nodes)
+        ordered = in_order(view, nodes)
         loops = any(view.types[node] in op_types.NEXT_ITERATIONS for node in ordered)
         for _ in range(2 if loops else 1):  # what a loop gives back is known after the first time
             self.mixing = {}
@@ -136,6 +137,15 @@ class RowFlow:
     def of(self, output: Output) -> Flow:
         """The flow of an output of a node."""
         return self.flows.get(output, SAME)
+
+    def asked(self, node: int, inputs: Sequence[Flow]) -> Tuple[str, List[Flow]]:
+        """What a node would do with such inputs: how it mixes rows, in words, "" if it does not; the flows it gives."""
+        known = self.mixing.pop(node, None)
+        found = self._results(node, self._view.types[node], data_inputs(self._view, node), inputs)
+        mixes = self.mixing.pop(node, "")
+        if known is not None:
+            self.mixing[node] = known
+        return mixes, found
 
     def _follow(self, node: int) -> None:
         view = self._view
@@ -174,12 +184,12 @@ class RowFlow:
             return [_joined(inputs), _UNKNOWN_SIZE]
         if op_type in ASKS_SHAPE:
             return [self._size(op_type, taken[at], inputs[at]) for at in range(count)]
-        kinds = {flow.kind for flow in inputs} - {_SAME}
-        if kinds == {_COUNT}:
+        kinds = {flow.kind for flow in inputs} - {SAME_KIND}
+        if kinds == {COUNT}:
             return self._counted(node, op_type, taken, inputs)
-        if kinds <= {_COUNT, _OWN}:
+        if kinds <= {COUNT, _OWN}:
             return [OWN] * count
-        if kinds <= {_COUNT, _OWN, _UNKNOWN}:
+        if kinds <= {COUNT, _OWN, _UNKNOWN}:
             return [_unknown(inputs)] * count
         if op_type not in RULES:
             return self._without_rule(node, op_type, taken, inputs)
@@ -191,14 +201,14 @@ class RowFlow:
         """The flow of the shape or size of a tensor."""
         if flow.kind == _UNKNOWN:
             return _UNKNOWN_SIZE
-        if flow.kind != _ROWS or op_type == "Rank":
+        if flow.kind != ROWS or op_type == "Rank":
             return SAME
         shape = self._shape(taken)[0]
         if shape is not None and shape[flow.dim] is not None:
             return SAME
         if flow.is_picked:
-            return Flow(_PARTIAL, flow.dim, 1, has_data=True)
-        return Flow(_COUNT, flow.dim if op_type != "Size" else -1, 1)
+            return Flow(PARTIAL_SUM, flow.dim, 1, has_data=True)
+        return Flow(COUNT, flow.dim if op_type != "Size" else -1, 1)
 
     def _counted(self, node: int, op_type: str, taken: Sequence[Output], inputs: Sequence[Flow]) -> List[Flow]:
         """The flows of what is computed from sizes of the batch and from what is equal on all replicas."""
@@ -212,10 +222,10 @@ class RowFlow:
             shape, dtype = self._shape((node, output))
             open_dims = [dim for dim, size in enumerate(shape or ()) if size is None]
             if shape is not None and not open_dims:
-                found.append(Flow(_COUNT, -1, _degree(op_type, inputs)))
+                found.append(Flow(COUNT, -1, _degree(op_type, inputs)))
             elif len(open_dims) == 1:
                 counts = op_type in COUNTS or (dtype.is_integer and any(one.counts for one in inputs))
-                found.append(Flow(_ROWS, open_dims[0], counts=counts))
+                found.append(Flow(ROWS, open_dims[0], counts=counts))
             else:
                 found.append(_UNKNOWN_SIZE._replace(counts=op_type in COUNTS))
         return found
@@ -250,7 +260,7 @@ class RowFlow:
             return unknown
         if op_type in op_types.PYTHON or len(functions_of(self._view.nodes[node])) > 1:
             return unknown
-        at = next((position for position, flow in enumerate(inputs) if flow.kind == _ROWS), None)
+        at = next((position for position, flow in enumerate(inputs) if flow.kind == ROWS), None)
         trial = None if at is None else self._trial(node, taken, inputs)
         if trial is None:
             return unknown
@@ -260,9 +270,9 @@ class RowFlow:
             dims = [dim for dim, size in enumerate(shape or ()) if size == _TRIAL]
             open_dims = [dim for dim, size in enumerate(shape or ()) if size is None]
             if dims:
-                found.append(Flow(_ROWS, dims[0], 0, has_data))
+                found.append(Flow(ROWS, dims[0], 0, has_data))
             elif shape is not None and open_dims:
-                found.append(Flow(_ROWS, open_dims[0], None, has_data, dtype.is_integer, is_picked=True))
+                found.append(Flow(ROWS, open_dims[0], None, has_data, dtype.is_integer, is_picked=True))
             else:
                 found.append(UNKNOWN._replace(has_data=has_data))
                 if shape is not None and dtype.is_floating and has_data:
@@ -286,7 +296,7 @@ class RowFlow:
                 source.op = "Const"
                 source.attr["value"].tensor.CopyFrom(tf.make_tensor_proto(constant, dtype.base_dtype))
             elif shape is not None:
-                sizes = [_TRIAL if flow.kind == _ROWS and dim == flow.dim else size for dim, size in enumerate(shape)]
+                sizes = [_TRIAL if flow.kind == ROWS and dim == flow.dim else size for dim, size in enumerate(shape)]
                 source.attr["shape"].shape.CopyFrom(tf.TensorShape(sizes).as_proto())
             source.attr["dtype"].type = dtype.base_dtype.as_datatype_enum
             proto.input.append(name)
@@ -323,7 +333,7 @@ class RowFlow:
             return TensorInfo(self._variable_shape(output[0]), tf.float64)
         exact = tf.float64 if base.is_floating or base.is_integer else base
         constant = self._constant(output) if flow.is_same and base.is_integer else None
-        return TensorInfo(shape, exact, constant, flow.dim if flow.kind == _ROWS else None)
+        return TensorInfo(shape, exact, constant, flow.dim if flow.kind == ROWS else None)
 
     def _variable_shape(self, handle: int) -> Optional[Shape]:
         """The shape of the variable of a handle."""
@@ -356,7 +366,7 @@ class RowFlow:
 _TRIAL = 1031  # rows, a prime that is no size of a model
 
 
-def _in_order(view: GraphView, nodes: AbstractSet[int]) -> List[int]:
+def in_order(view: GraphView, nodes: AbstractSet[int]) -> List[int]:
     """The nodes, each after those that it takes data of, but for the back edges of loops."""
     ordered: List[int] = []
     producers, types = view.producers, view.types
@@ -368,7 +378,7 @@ def _in_order(view: GraphView, nodes: AbstractSet[int]) -> List[int]:
             before = [
                 one
                 for one in producers[node]
-                if one > node and one in nodes and one not in done and types[one] not in op_types.NEXT_ITERATIONS
+                if one in nodes and one not in done and types[one] not in op_types.NEXT_ITERATIONS
             ]
             if not before or len(stack) > len(nodes):
                 stack.pop()
@@ -402,7 +412,7 @@ def _unknown(inputs: Sequence[Flow]) -> Flow:
 
 def _degree(op_type: str, inputs: Sequence[Flow]) -> Optional[int]:
     """How a product, a quotient or anything else of values grows with the number of rows; None if it is not known."""
-    degrees = [flow.degree for flow in inputs if flow.kind != _SAME]
+    degrees = [flow.degree for flow in inputs if flow.kind != SAME_KIND]
     if None in degrees:
         return None
     if op_type == "Mul":
@@ -420,7 +430,7 @@ def _match(op: OpInfo, inputs: Sequence[Flow], dtypes: Sequence[tf.DType]) -> Tu
     has_data = op.type not in NO_VALUES and any(flow.has_data for flow in inputs)
     if _looks_up_own_rows(op, inputs, dtypes):
         picked = op.type in GATHERS and any(flow.is_picked and flow.counts for flow in inputs)
-        return "", tuple(Flow(_ROWS, 0, None, has_data, is_picked=picked) if i.shape else UNKNOWN for i in op.outputs)
+        return "", tuple(Flow(ROWS, 0, None, has_data, is_picked=picked) if i.shape else UNKNOWN for i in op.outputs)
     choices = choices_of(op)
     static = _with_static_rows(op, inputs)
     for asked, asked_choices in ((op, choices), (static, [] if static is op else choices_of(static))):
@@ -443,7 +453,7 @@ def _fits(choice: Choice, op: OpInfo, inputs: Sequence[Flow], may_be_partial: bo
             continue
         if info.batch is not None:
             fits = placement == shard(info.batch)
-        elif flow.kind == _PARTIAL:
+        elif flow.kind == PARTIAL_SUM:
             fits = placement == PARTIAL
         else:
             fits = placement == REPLICATED or (may_be_partial and placement == PARTIAL)
@@ -469,7 +479,7 @@ def _looks_up_own_rows(op: OpInfo, inputs: Sequence[Flow], dtypes: Sequence[tf.D
     if op.type not in _LOOKUPS:
         return False
     table, *others = zip(inputs, op.inputs)
-    listed = table[0].is_picked and any(flow.kind == _ROWS and not flow.is_picked for flow, _ in others)
+    listed = table[0].is_picked and any(flow.kind == ROWS and not flow.is_picked for flow, _ in others)
     return listed or any(flow.counts for flow in inputs) and any(flow.has_data for flow in inputs)
 
 
@@ -478,7 +488,7 @@ def _flows(
 ) -> Tuple[str, Tuple[Flow, ...]]:
     """`_match`, for a choice of the rule."""
     is_picked = any(flow.is_picked for flow in inputs)
-    sums_rows = any(flow.kind == _ROWS for flow in inputs) and PARTIAL in choice.outputs
+    sums_rows = any(flow.kind == ROWS for flow in inputs) and PARTIAL in choice.outputs
     if choice.averages and sums_rows and is_picked:
         return "divides by the number of the rows that it picks", (OWN,) * len(choice.outputs)
     is_static = any(info.batch is not None and info.shape and info.shape[info.batch] for info in op.inputs)
@@ -487,12 +497,12 @@ def _flows(
         degree = _degree(op.type, inputs)
         if placement.is_shard:
             counts = dtype.is_integer and any(flow.counts for flow in inputs)
-            found.append(Flow(_ROWS, placement.dim, degree, has_data, counts, is_picked))
+            found.append(Flow(ROWS, placement.dim, degree, has_data, counts, is_picked))
         elif placement == PARTIAL:
             if sums_rows and not choice.averages and degree is not None:
                 degree = None if is_static else degree + 1
             of_own = any(flow.kind == _OWN for flow in inputs)
-            found.append(OWN if of_own else Flow(_PARTIAL if has_data else _COUNT, -1, degree, has_data))
+            found.append(OWN if of_own else Flow(PARTIAL_SUM if has_data else COUNT, -1, degree, has_data))
         elif choice.moved and has_data:
             if any(one.is_floating for one in dtypes):
                 return _REDUCES, (OWN,) * len(choice.outputs)
@@ -520,7 +530,7 @@ def _without_choice(
     not_linear = [
         at
         for at, flow in enumerate(inputs)
-        if flow.kind == _PARTIAL and not any(choice.inputs[at] == PARTIAL for choice in choices)
+        if flow.kind == PARTIAL_SUM and not any(choice.inputs[at] == PARTIAL for choice in choices)
     ]
     is_known = all(info.shape is not None for info in op.inputs + op.outputs[:1]) and all(
         flow.kind != _UNKNOWN and not (flow.is_same and None in (info.shape or ()))
@@ -530,14 +540,14 @@ def _without_choice(
         return "", unknown
     sizes = {info.shape[info.batch] for info in op.inputs if info.batch is not None and info.shape is not None}
     dims = [next((dim for dim, size in enumerate(info.shape or ()) if size in sizes), None) for info in op.outputs]
-    flows = tuple(OWN if dim is None else Flow(_ROWS, dim, None, True) for dim in dims)
+    flows = tuple(OWN if dim is None else Flow(ROWS, dim, None, True) for dim in dims)
     return _in_words(op.type, inputs, not_linear), flows
 
 
 def _reshaped(op: OpInfo, flow: Flow) -> Optional[int]:
     """The dimension of the rows after a reshape, if they are in the outermost dimension; None if it is not known."""
     before, after = op.inputs[0].shape, op.outputs[0].shape
-    if flow.kind != _ROWS or before is None or after is None or any(size != 1 for size in before[: flow.dim]):
+    if flow.kind != ROWS or before is None or after is None or any(size != 1 for size in before[: flow.dim]):
         return None
     outer = next((dim for dim, size in enumerate(after) if size != 1), None)
     if outer is None:
@@ -547,13 +557,13 @@ def _reshaped(op: OpInfo, flow: Flow) -> Optional[int]:
 
 
 def _in_words(op_type: str, inputs: Sequence[Flow], not_linear: Sequence[int]) -> str:
-    partial = [flow for flow in inputs if flow.kind == _PARTIAL]
+    partial = [flow for flow in inputs if flow.kind == PARTIAL_SUM]
     if not partial:
         return "computes with several rows together"
     what = "a mean over rows" if all(flow.degree == 0 for flow in partial) else "a sum over rows"
     if op_type in _DIVISIONS and 1 in not_linear:
         return f"divides by {what}"
-    if any(flow.kind == _ROWS for flow in inputs):
+    if any(flow.kind == ROWS for flow in inputs):
         return f"computes with rows and {what}"
     return f"is not linear in {what}"
 

@@ -26,7 +26,7 @@ from epl.ir.taskgraph import PHASE_ATTR, TASKGRAPH_ATTR, Phase
 from epl.ops.communicator import Communicator
 from epl.ops.communicator_groups import SubCommunicators
 from epl.parallel.plan.agreement import meet, refuse_missing_workers
-from epl.parallel.plan.communicators import processes_of, transport_between
+from epl.parallel.plan.communicators import processes_of, transport_of_job
 from epl.parallel.plan.replica_groups import ReplicaGroups
 from epl.parallel.plan.scattered_gradients import ScatteredGradients
 from epl.parallel.plan.sections import SplitSection
@@ -132,7 +132,7 @@ class SplitModel(ShardOwner, ReplicaGroups):
         name = env.new_shards_name() + "/split"
         refuse_missing_workers(name, plan.owners)
         fp16_scale = env.config.communication.fp16_scale if env.config.communication.fp16 else None
-        transport = transport_between(cluster.device_type)
+        transport = transport_of_job(env.config, cluster)
         across = span_processes(plan.stages, plan.owners)
         first = SubCommunicators(name, plan.groups, plan.owners, transport, across)
         processes = processes_of(plan.stages)

@@ -28,7 +28,7 @@ from epl.ir.graph import Graph
 from epl.ir.view import ancestor_ops
 from epl.ops.communicator_groups import SubCommunicators
 from epl.parallel.plan.agreement import meet, refuse_missing_workers
-from epl.parallel.plan.communicators import processes_of, transport_between
+from epl.parallel.plan.communicators import processes_of, transport_of_job
 from epl.parallel.plan.dedicated_devices import has_dedicated_devices
 from epl.parallel.plan.plan import Stage
 from epl.parallel.plan.replica_groups import replica_groups
@@ -149,9 +149,10 @@ class ZeroModel(ShardOwner, ScatteredGradients):
         """
         cluster = Env.get().cluster
         assert cluster is not None
-        of_devices = transport_between(cluster.device_type)
+        config = Env.get().config
+        of_devices = transport_of_job(config, cluster)
         # With offload.level weights are gathered in host memory, and copied to the devices from there.
-        of_weights = "auto" if Env.get().config.offload.level else of_devices
+        of_weights = transport_of_job(config, cluster, on_host=bool(config.offload.level))
         ranks = (tuple(range(len(owners))),)
         first = SubCommunicators(name, ranks, owners, of_weights, span_processes(stages, owners))
         super().__init__(GroupCommunicators(graph, first, processes_of(stages), process, of_devices))

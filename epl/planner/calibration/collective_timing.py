@@ -67,7 +67,8 @@ def time_collectives(
     devices = len(cluster.local_ranks)
     owners = [rank // devices for rank in ranks]
     takes_part = cluster.worker_index in owners
-    group = Communicator(f"calibrate {name}", owners, transport_between(cluster.device_type)) if takes_part else None
+    transport = transport_between(cluster.device_type, hierarchical=False)
+    group = Communicator(f"calibrate {name}", owners, transport) if takes_part else None
     found = []
     for collective, build in _BUILDERS.items():
         for nbytes, (copies, runs) in SIZES.items():

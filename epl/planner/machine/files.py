@@ -9,15 +9,13 @@ cpu                             one device
 import importlib.util
 import json
 import os
-from typing import Any, Dict, List, Tuple
+from typing import Any, Dict
 
 from epl.planner.machine.machine import Machine, to_plain
 from epl.planner.machine.plain_form import from_plain
 from epl.planner.machine.quantities import shown
+from epl.utils import plain_files
 from epl.utils.errors import MachineError
-
-_YAML = (".yaml", ".yml")
-_JSON = (".json",)
 
 
 def read_machine(text: str) -> Machine:
@@ -26,8 +24,8 @@ def read_machine(text: str) -> Machine:
     Raises:
       MachineError: the file cannot be read, or what it says is wrong.
     """
-    ending = os.path.splitext(text)[1].lower()
-    if ending in _YAML + _JSON:
+    ending = plain_files.ending_of(text)
+    if ending in plain_files.YAML + plain_files.JSON:
         return _read_file(text, ending)
     if os.sep in text:
         raise MachineError(f"{shown(text)} is no machine: a machine file ends in .yaml, .yml or .json.")
@@ -46,7 +44,7 @@ def to_yaml(machine: Machine) -> str:
       MachineError: PyYAML is not installed.
     """
     try:
-        from epl.planner.machine.yaml_text import write_yaml
+        from epl.utils.yaml_text import write_yaml
     except ImportError:
         raise _yaml_needed(f"the file of machine {machine.name}") from None
     return write_yaml(to_plain(machine))
@@ -58,10 +56,10 @@ def check_name(path: str) -> None:
     Raises:
       MachineError: the name has another ending than a machine file, or PyYAML is needed and not installed.
     """
-    ending = os.path.splitext(path)[1].lower()
-    if ending not in _YAML + _JSON:
+    ending = plain_files.ending_of(path)
+    if ending not in plain_files.YAML + plain_files.JSON:
         raise MachineError(f"{shown(path)} is no name for it: a machine file ends in .yaml, .yml or .json.")
-    if ending in _YAML and importlib.util.find_spec("yaml") is None:
+    if ending in plain_files.YAML and importlib.util.find_spec("yaml") is None:
         raise _yaml_needed(path)
 
 
@@ -72,7 +70,7 @@ def text_for(machine: Machine, path: str) -> str:
       MachineError: as `check_name`.
     """
     check_name(path)
-    return to_json(machine) if os.path.splitext(path)[1].lower() in _JSON else to_yaml(machine)
+    return to_json(machine) if plain_files.ending_of(path) in plain_files.JSON else to_yaml(machine)
 
 
 def from_json(text: str, file: str = "machine") -> Machine:
@@ -121,39 +119,12 @@ def _name_of(path: str) -> str:
 
 
 def _parse(text: str, file: str, ending: str) -> Any:
-    if not text.strip():
-        return None
     try:
-        return _parse_json(text) if ending in _JSON else _parse_yaml(text, file)
-    except RecursionError:
-        raise MachineError(f"{file} is nested too deeply; expected a machine file.") from None
-    except (ValueError, OverflowError) as error:
-        form = "JSON" if ending in _JSON else "YAML"
-        raise MachineError(f"{file} is no {form}: {error}. Correct it there.") from None
-
-
-def _parse_json(text: str) -> Any:
-    try:
-        return json.loads(text, object_pairs_hook=_unique)
-    except json.JSONDecodeError as error:
-        raise ValueError(f"line {error.lineno}, column {error.colno}: {error.msg}") from None
-
-
-def _unique(pairs: List[Tuple[str, Any]]) -> Dict[str, Any]:
-    found: Dict[str, Any] = {}
-    for key, value in pairs:
-        if key in found:
-            raise ValueError(f"the key {shown(key)} stands twice in one mapping")
-        found[key] = value
-    return found
-
-
-def _parse_yaml(text: str, file: str) -> Any:
-    try:
-        from epl.planner.machine.yaml_text import parse_yaml
-    except ImportError:
+        return plain_files.parse(text, ending, "machine file")
+    except plain_files.YamlNeededError:
         raise _yaml_needed(file) from None
-    return parse_yaml(text)
+    except ValueError as error:
+        raise MachineError(f"{file} {error}.") from None
 
 
 def _yaml_needed(what: str) -> MachineError:

@@ -15,16 +15,19 @@ from epl.planner.prediction.prediction import Prediction, predict
 from epl.planner.prediction.schedule_grid import draw_grid, find_grid
 from epl.planner.report import feature_gains
 from epl.planner.report.feature_gains import FeatureGain, find_gains
+from epl.planner.report.plan_files import FORMAT, VERSION
 from epl.planner.search import capacity, comparison
 from epl.planner.search.decision import SearchResult
 from epl.planner.search.planned_model import PlannedModel, planned_model
 from epl.planner.search.reasons import STAGES, Reason, describe_reason, find_reasons
 from epl.planner.search.search_time import SearchTime
+from epl.planner.search.split_choices import is_over_all
 from epl.profiler.origins import GraphOrigins, find_origins
 from epl.utils.errors import EplError
 
-FORMAT = "epl-plan"
-VERSION = 1
+_SPLIT_OVER_ALL = (
+    "More devices were not tried, as a split over all devices is cut anew for them: name a larger machine."
+)
 _SEARCH = 'Other decisions may: auto.planner "search" looks for them.'
 
 
@@ -159,6 +162,9 @@ def simulate_plan(graph: Graph, strategy: Strategy, may_stop: bool = False) -> S
 
 def _enough_devices(strategy: Strategy, model: PlannedModel, may_stop: bool) -> str:
     """How many devices would do for a strategy that does not fit, all else as decided."""
+
+    if any(map(is_over_all, strategy.blocks)):
+        return f"{_SPLIT_OVER_ALL} {_SEARCH}"
 
     def find(larger: PlannedModel) -> Optional[str]:
         is_enough = capacity.fits(larger.strategy, larger, larger.machine)

@@ -13,6 +13,7 @@ from epl.parallel.plan.strategy import OUTSIDE, Strategy
 from epl.planner.machine.collective_costs import CollectiveCosts
 from epl.planner.machine.machine import Device
 from epl.planner.prediction.layout import decided, lay_out
+from epl.planner.search.speed_balance import is_open, with_balance
 from epl.planner.simulator.model_costs import ModelCosts
 
 
@@ -38,6 +39,8 @@ class CandidateEstimate:
         Raises:
           PlanError, LayoutError, MachineError, NotAvailableError: as `lay_out`.
         """
+        if is_open(strategy):
+            strategy = with_balance(strategy, "even")
         layout, values = lay_out(strategy, self._links.machine, self._rows), decided(strategy)
         again = bool(values["gradient_checkpoint.type"])
         stages, runs = len(layout.stages), layout.micro_batches

@@ -17,6 +17,7 @@ _LEFT_ALONE = ("default", PLANNER)  # origins of settings that it may decide
 _ANNOTATED = (strategies.SCOPES, strategies.DEFAULT_STRATEGY)
 # Micro batches for each stage of a pipeline: more shrink the bubble, and cost a launch of every op each.
 MICRO_BATCHES = (1, 2, 4, 8)
+WORTH = 0.01  # a plan is taken in place of a simpler one if it is faster by more than this part
 
 # Given a number of stages: the block of each op of the strategy, or None if the model has no so many stages.
 StagesOf = Callable[[int], Optional[Sequence[int]]]

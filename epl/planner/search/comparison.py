@@ -7,12 +7,11 @@ from typing import Callable, List, NamedTuple, Optional, Sequence, Tuple
 
 from epl.parallel.plan.strategy import Strategy
 from epl.planner.machine import quantities
-from epl.planner.search.candidates import PlanCandidate
+from epl.planner.search.candidates import WORTH, PlanCandidate
 from epl.planner.search.training_batches import OtherBatchesError
 from epl.utils.errors import EplError, PlanError
 
 _SHOWN = 12
-WORTH = 0.01  # a plan is taken in place of a simpler one if it is faster by more than this part
 
 
 class PlanOutcome(NamedTuple):

@@ -7,7 +7,7 @@ A candidate must train on the same batches as the script as it is (`training_bat
 
 import contextlib
 import logging
-from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 from epl.env import Env
 from epl.ir.graph import Graph
@@ -22,14 +22,22 @@ from epl.planner.search.block_estimate import BlockEstimate
 from epl.planner.search.block_plans import BlockPlans
 from epl.planner.search.by_blocks import search_blocks
 from epl.planner.search.candidate_estimate import CandidateEstimate
-from epl.planner.search.candidates import PlanCandidate, StagesOf, candidates, has_scopes, in_stages, is_data_parallel
+from epl.planner.search.candidates import (
+    PlanCandidate,
+    StagesOf,
+    candidates,
+    has_scopes,
+    in_stages,
+    is_data_parallel,
+    is_left_alone,
+)
 from epl.planner.search.comparison import Compared, PlanOutcome
 from epl.planner.search.model_blocks import find_blocks
 from epl.planner.search.planned_model import PlannedModel, planned_model
 from epl.planner.search.reasons import with_origins
 from epl.planner.search.search_time import SearchTime
-from epl.planner.search.speed_balance import SPEED, balanced, is_open, with_balance
-from epl.planner.search.split_choices import SplitChooser, with_own_choices
+from epl.planner.search.speed_balance import KEY, SPEED, balanced, is_open, with_balance
+from epl.planner.search.split_choices import SplitChooser, is_over_all, with_choices_of_all, with_own_choices
 from epl.planner.search.stage_search import StageSearch
 from epl.planner.search.timed_comparison import TimedComparison
 from epl.planner.search.training_batches import (
@@ -42,6 +50,9 @@ from epl.utils.errors import EplError, PlanError
 
 logger = logging.getLogger("epl")
 
+_ROWS_OF_PROCESSES = (
+    "Rows by speed were not tried, as each process feeds its own: set auto.balance to speed, and feed epl.local_rows."
+)
 _ESTIMATED = 1000  # ops of a model from which on a walk takes estimates of plans, and simulates the best alone
 
 # The optimizer is not known when a model is differentiated: it counts as one of the largest that are in use.
@@ -105,17 +116,15 @@ def _searched(
     model, own = _as_it_is(stages_of, model, machine)
     are_cut = may_cut_rows(graph, model)
     known = KnownParts(model.costs, machine)
-    refused: Dict[Strategy, EplError] = {}
 
-    def balanced_candidates() -> Iterator[PlanCandidate]:
+    def all_candidates() -> List[PlanCandidate]:
         every = candidates(model.strategy, model.rows, stages_of)
         every += _cut_for_devices(graph, found, model, machine, trains_the_same, search_time)
-        for one in _wanted(every):
-            try:
-                yield one._replace(strategy=balanced(one.strategy, model.costs, machine, model.rows))
-            except EplError as error:
-                refused[one.strategy] = error
-                yield one
+        wanted = _wanted(every)
+        return wanted + (_with_rows_by_speed(wanted, model, machine) if are_cut else [])
+
+    def with_rows(strategy: Strategy) -> Strategy:
+        return balanced(strategy, model.costs, machine, model.rows, known)
 
     def trains_the_same(strategy: Strategy) -> bool:
         try:
@@ -125,8 +134,6 @@ def _searched(
         return are_cut or max(block.devices for block in strategy.blocks) == 1  # these divide the rows of a batch
 
     def refuse(strategy: Strategy) -> None:
-        if strategy in refused:
-            raise refused[strategy]
         refuse_other_batches(training_batches(strategy, model, machine), own, are_cut)
 
     def simulate(strategy: Strategy) -> PlanOutcome:
@@ -134,7 +141,7 @@ def _searched(
         return outcome(strategy, model, machine, known)
 
     estimate = CandidateEstimate(model.costs, known.links, model.rows)
-    timed = TimedComparison(list(balanced_candidates()), simulate, refuse, estimate)
+    timed = TimedComparison(all_candidates(), simulate, refuse, estimate, with_rows)
     leaves_blocks = _leaves_blocks(model.strategy)
     timed.simulate_always(search_time)
     timed.simulate_others(search_time, 0.5 if leaves_blocks else 1.0)
@@ -146,7 +153,7 @@ def _searched(
         searched = search_blocks(
             model.strategy,
             plans,
-            lambda one: balanced(one, model.costs, machine, model.rows),
+            with_rows,
             simulate,
             BlockEstimate(plans, model.costs, machine, model.rows, known) if is_large else None,
             search_time,
@@ -159,20 +166,30 @@ def _searched(
     except PlanError as error:
         if all(one.outcome is None for one in compared):
             raise
-        raise PlanError(f"{error} {_enough_devices(stages_of, model, are_cut)}".rstrip()) from None
+        raise PlanError(f"{error} {_enough_devices(graph, found, ys, stages_of, model, are_cut)}".rstrip()) from None
     words = ([f"{timed.left} candidates"] if timed.left else []) + search_time.left_out
     left_out = f"{', '.join(words)}: not simulated, as {search_time.in_words()}" if words else ""
+    if are_cut and _leaves_rows(model.strategy, machine) and model.strategy.workers > 1:
+        left_out = " ".join(filter(None, (left_out and f"{left_out}.", _ROWS_OF_PROCESSES)))
     graph.keep(SearchResult, SearchResult(tuple(compared), chosen, by_blocks, left_out))
     logger.info("%s", "\n".join(comparison.describe(compared, chosen)))
     return with_origins(chosen, compared)
 
 
-def _enough_devices(stages_of: StagesOf, model: PlannedModel, are_cut: bool) -> str:
+def _enough_devices(
+    graph: Graph, found: ForwardPass, ys: Any, stages_of: StagesOf, model: PlannedModel, are_cut: bool
+) -> str:
     """How many devices would do for a model that fits by no candidate, in a sentence."""
+    if any(is_over_all(block) and block.ratios for block in model.strategy.blocks):
+        return "More devices were not tried: the ratios of the split over all devices are for those that there are."
     fraction = Env.get().config.auto.memory_fraction
 
     def find(larger: PlannedModel) -> Optional[str]:
         machine = with_memory_fraction(larger.machine, fraction)
+        try:
+            larger = larger._replace(strategy=with_choices_of_all(larger.strategy, graph, found, ys, machine))
+        except EplError:
+            return None  # the split cannot be cut for so many devices
         own = training_batches(larger.strategy, larger, machine)
         allowed = []
         for one in candidates(larger.strategy, larger.rows, stages_of):
@@ -220,6 +237,27 @@ def _cut_for_devices(
     if by_speed:
         pipelines = [one._replace(strategy=with_balance(one.strategy, SPEED)) for one in pipelines]
     return pipelines
+
+
+def _leaves_rows(strategy: Strategy, machine: Machine) -> bool:
+    """Whether the rows of replicas are open, and the devices are of several kinds."""
+    return is_left_alone(strategy, KEY) and len(set(machine.placed_devices())) > 1
+
+
+def _with_rows_by_speed(every: Sequence[PlanCandidate], model: PlannedModel, machine: Machine) -> List[PlanCandidate]:
+    """The candidates of several replicas once more, with rows by the speed of their devices, where that is open.
+
+    In a job of several processes each feeds its own rows, so that a plan cannot move rows from one to another.
+    """
+    if not _leaves_rows(model.strategy, machine) or model.strategy.workers > 1 or Env.get().asked_local_rows:
+        return []
+    found = []
+    for one in every:
+        with contextlib.suppress(EplError):
+            if training_batches(one.strategy, model, machine).replicas > 1:
+                strategy = with_balance(one.strategy, SPEED)
+                found.append(PlanCandidate(f"{one.name}, rows by speed", strategy))
+    return found
 
 
 def _leaves_blocks(strategy: Strategy) -> bool:

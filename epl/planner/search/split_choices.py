@@ -13,7 +13,7 @@ import tensorflow.compat.v1 as tf
 from epl.env import Env
 from epl.ir.graph import Graph
 from epl.parallel.costs.op_times import OpTimes
-from epl.parallel.plan.strategy import PlannedChoice, SplitChoices, Strategy
+from epl.parallel.plan.strategy import Block, PlannedChoice, SplitChoices, Strategy
 from epl.parallel.split import report
 from epl.parallel.split.decision import decide_split, find_full_inputs
 from epl.parallel.split.given_choices import choice_of, of_strategy
@@ -54,6 +54,33 @@ def with_own_choices(strategy: Strategy, graph: Graph, found: ForwardPass, ys: A
     if plan is None:
         return strategy
     return strategy._replace(choices=choices_of(decide_split(graph, plan, tf.nest.flatten(ys)).section, found))
+
+
+def is_over_all(block: Block) -> bool:
+    """Whether a block is a split over all devices, however many there are."""
+    return block.kind == "split" and not block.devices
+
+
+def with_choices_of_all(strategy: Strategy, graph: Graph, found: ForwardPass, ys: Any, machine: Machine) -> Strategy:
+    """The strategy with new choices for its splits over all devices, for as many as its job has now; else itself.
+
+    Args:
+      strategy: of a job with another number of devices than the script is run for; its splits have no ratios.
+      graph: the model, about to be differentiated.
+      found: its forward pass.
+      ys: its objective.
+      machine: of the larger job.
+
+    Raises:
+      PlanError: the model cannot be cut for so many devices.
+    """
+    splits = {number for number, one in enumerate(strategy.blocks) if is_over_all(one)}
+    if not splits:
+        return strategy
+    ranks = strategy.workers * strategy.devices
+    ratios: Dict[int, Ratios] = {place: () for place, op in enumerate(strategy.ops) if op.block in splits}
+    choices = SplitChooser(graph, found, ys, machine).choose(ratios, ranks, SMALL)
+    return strategy._replace(choices=choices)
 
 
 class SplitChooser:

@@ -1,7 +1,7 @@
 """Simulates candidates: those that are always there, then others as long as there is time, the most promising first.
 
     always    the script as it is; all plans with one block; of the plans with each other number of blocks the most
-              promising
+              promising, and of those whose rows a search has left to the speed of devices
     then      the others, in the order of their estimated steps, those last that seem to lack memory
 
 What is found has the order of the candidates, so that a choice between equals does not depend on the clock.
@@ -14,6 +14,7 @@ from epl.planner.search import comparison
 from epl.planner.search.candidates import PlanCandidate
 from epl.planner.search.comparison import Compared, PlanOutcome
 from epl.planner.search.search_time import SearchTime
+from epl.planner.search.speed_balance import is_open
 from epl.utils.errors import EplError
 
 
@@ -26,6 +27,7 @@ class TimedComparison:
         simulate: Callable[[Strategy], PlanOutcome],
         refuse: Callable[[Strategy], None],
         estimate: Callable[[Strategy], Tuple[bool, float]],
+        with_rows: Callable[[Strategy], Strategy] = lambda strategy: strategy,
     ) -> None:
         """Takes candidates, the simplest first; refuses some.
 
@@ -34,8 +36,9 @@ class TimedComparison:
           simulate: what the simulator says of a strategy; an EplError: it cannot be simulated.
           refuse: raises the EplError of a strategy that is not to be simulated; it takes next to no time.
           estimate: whether a strategy seems to lack memory, and about how many seconds its step takes.
+          with_rows: decides the rows of replicas of a strategy that leaves them to the speed of devices.
         """
-        self._candidates, self._simulate = candidates, simulate
+        self._candidates, self._simulate, self._with_rows = candidates, simulate, with_rows
         self._found: Dict[int, Compared] = {}
         self._longest = 0.0  # seconds of one of the others
         promise: List[Tuple[bool, float, int]] = []
@@ -82,20 +85,29 @@ class TimedComparison:
         return len(self._candidates) - len(self._found)
 
     def compared(self, reason: str) -> List[Compared]:
-        """All candidates in their order; those that were not simulated have `reason` as a refusal."""
-        return [
-            self._found.get(number) or Compared(one, None, f"not simulated: {reason}")
-            for number, one in enumerate(self._candidates)
-        ]
+        """All candidates in their order, equal ones once; those not simulated have `reason` as a refusal."""
+        found: Dict[Strategy, Compared] = {}
+        for number, one in enumerate(self._candidates):
+            compared = self._found.get(number) or Compared(one, None, f"not simulated: {reason}")
+            found.setdefault(compared.candidate.strategy, compared)
+        return list(found.values())
 
     def _always(self) -> List[int]:
         seen, found = set(), []
         for number in self._waiting:
-            blocks = len(self._candidates[number].strategy.blocks)
-            if number == 0 or blocks == 1 or blocks not in seen:
+            strategy = self._candidates[number].strategy
+            is_opened = is_open(strategy) and not is_open(self._candidates[0].strategy)
+            kind = len(strategy.blocks), is_opened
+            if number == 0 or kind == (1, False) or kind not in seen:
                 found.append(number)
-            seen.add(blocks)
+            seen.add(kind)
         return sorted(found, key=lambda number: number != 0)
 
     def _compare(self, number: int) -> None:
-        self._found[number] = comparison.compare([self._candidates[number]], self._simulate)[0]
+        one = self._candidates[number]
+        try:
+            one = one._replace(strategy=self._with_rows(one.strategy))
+        except EplError as error:
+            self._found[number] = Compared(one, None, str(error))
+        else:
+            self._found[number] = comparison.compare([one], self._simulate)[0]

@@ -3,7 +3,7 @@
 Everything else sees TensorFlow through `import tensorflow.compat.v1 as tf` and through the names of this package. A
 comment at each name says what it is used for.
 
-    needed.py   first: is there a TensorFlow that EPL knows? The list of versions
+    needed.py   first: is there a TensorFlow that EPL knows?
     tf1.py      what TensorFlow 1.15 has in its own way
     tf2.py      the same names for TensorFlow 2 in graph mode
     bulk_import.py   what both share of the import of many nodes
@@ -11,8 +11,7 @@ comment at each name says what it is used for.
     common.py   what is the same in both, and what is made of the names above
 """
 
-from epl.utils.tf_compat.needed import how_to_install as how_to_install  # before the next line
-from epl.utils.tf_compat.needed import is_known as is_known
+from epl.utils.tf_compat import needed as needed  # before the next line
 
 # isort: split
 from epl.utils.tf_compat.chosen import *  # noqa: F403

@@ -4,34 +4,14 @@
 """
 
 import sys
-from typing import Optional, Tuple
+from typing import Optional
 
 from epl.utils.errors import TensorFlowNeededError
-from epl.utils.version import INSTALL_PROTOBUF, INSTALL_TENSORFLOW, INSTALL_TENSORFLOW_2, INSTALL_TENSORFLOW_2_15
-
-_TENSORFLOW_1 = (1, 15)
-_TENSORFLOW_2 = ((2, 15), (2, 21))  # the oldest and the newest: both are tested, those between are expected to work
-_VERSIONS = "1.15, or 2.15 to 2.21"
+from epl.utils.version import INSTALL_PROTOBUF, KNOWN_TENSORFLOWS, how_to_install, is_known
 
 
 def _needed(seen: str, remedy: str) -> TensorFlowNeededError:
-    return TensorFlowNeededError(f"EPL needs TensorFlow {_VERSIONS}: {seen} ({sys.executable}). {remedy}")
-
-
-def how_to_install(python: Tuple[int, int]) -> str:
-    """What to type for a TensorFlow that a version of Python can have."""
-    if python < (3, 8):
-        return f'Install it: {INSTALL_TENSORFLOW}, or "tensorflow-gpu==1.15.5" for GPUs.'
-    if python == (3, 8):
-        return (
-            "PyPI has none of them for Python 3.8; NVIDIA's container images have nvidia-tensorflow 1.15. "
-            "See docs/install.md."
-        )
-    if python == (3, 9):
-        return f"Install it: {INSTALL_TENSORFLOW_2_15}."
-    if python <= (3, 13):
-        return f"Install it: {INSTALL_TENSORFLOW_2}."
-    return "They need Python 3.7, or 3.9 to 3.13. See docs/install.md."
+    return TensorFlowNeededError(f"EPL needs TensorFlow {KNOWN_TENSORFLOWS}: {seen} ({sys.executable}). {remedy}")
 
 
 def _known(error: Exception) -> Optional[TensorFlowNeededError]:
@@ -47,15 +27,6 @@ def _unknown(error: Exception) -> TensorFlowNeededError:
     words = str(error).strip().split("\n")[0]
     seen = f"`import tensorflow` fails with {type(error).__name__}: {words}"
     return _needed(seen, "Make `import tensorflow` work first.")
-
-
-def is_known(version: str) -> bool:
-    """Whether EPL works, or is expected to work, with that version of TensorFlow, such as "2.21.0"."""
-    numbers = version.split(".")[:2]
-    if not all(number.isdigit() for number in numbers):
-        return False
-    known = tuple(int(number) for number in numbers)
-    return known == _TENSORFLOW_1 or _TENSORFLOW_2[0] <= known <= _TENSORFLOW_2[1]
 
 
 try:

@@ -13,12 +13,16 @@ from tensorflow_estimator.python.estimator import training as estimator_training
 from epl.utils.tf_compat.bulk_import import import_options, imported, wrapping_operations
 
 __all__ = [
-    "EVALUATION_LISTENERS", "KERAS_OPTIMIZERS", "NN_MODULES", "RUN_CONFIGS", "TRAINING_EXECUTORS", "TRAIN_MODULES",
-    "VARIABLE_CLASSES", "c_api", "c_operation", "executes_eagerly", "feeds_by_reference", "feeds_by_tensor",
-    "frames_of", "has_keras_of_graphs", "import_nodes", "keep_when_optimized", "last_op_id",
+    "CPU_ADDS_ROWS_IN_ORDER", "EVALUATION_LISTENERS", "KERAS_OPTIMIZERS", "NN_MODULES", "RUN_CONFIGS",
+    "TRAINING_EXECUTORS", "TRAIN_MODULES", "VARIABLE_CLASSES", "c_api", "c_operation", "executes_eagerly",
+    "feeds_by_reference", "feeds_by_tensor", "frames_of", "has_keras_of_graphs", "import_nodes",
+    "keep_when_optimized", "last_op_id",
     "name_latest_checkpoint", "new_keras_optimizers", "num_functions", "op_def", "set_devices",
     "turn_off_v2_behavior", "untouched_names", "v2_behavior", "without_devices",
 ]  # fmt: skip
+
+# Whether kernels for the CPU add rows with equal indices in the order of the rows.
+CPU_ADDS_ROWS_IN_ORDER = True
 
 # In graph mode; a variable that wraps another one is not among them.
 VARIABLE_CLASSES: Tuple[type, ...] = (variables.RefVariable, resource_variable_ops.ResourceVariable)

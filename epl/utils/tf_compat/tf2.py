@@ -21,9 +21,10 @@ from epl.utils.errors import GraphModeError
 from epl.utils.tf_compat.bulk_import import import_options, imported, wrapping_operations
 
 __all__ = [
-    "EVALUATION_LISTENERS", "KERAS_OPTIMIZERS", "NN_MODULES", "RUN_CONFIGS", "TRAINING_EXECUTORS", "TRAIN_MODULES",
-    "VARIABLE_CLASSES", "c_api", "c_operation", "executes_eagerly", "feeds_by_reference", "feeds_by_tensor",
-    "frames_of", "has_keras_of_graphs", "import_nodes", "keep_when_optimized", "last_op_id",
+    "CPU_ADDS_ROWS_IN_ORDER", "EVALUATION_LISTENERS", "KERAS_OPTIMIZERS", "NN_MODULES", "RUN_CONFIGS",
+    "TRAINING_EXECUTORS", "TRAIN_MODULES", "VARIABLE_CLASSES", "c_api", "c_operation", "executes_eagerly",
+    "feeds_by_reference", "feeds_by_tensor", "frames_of", "has_keras_of_graphs", "import_nodes",
+    "keep_when_optimized", "last_op_id",
     "name_latest_checkpoint", "new_keras_optimizers", "num_functions", "op_def", "set_devices",
     "turn_off_v2_behavior", "untouched_names", "v2_behavior", "without_devices",
 ]  # fmt: skip
@@ -45,6 +46,10 @@ def _class_in(module: str, name: str) -> Tuple[type, ...]:
     except ImportError:
         return ()
 
+
+# Whether kernels for the CPU add rows with equal indices in the order of the rows. Those that scatter 1,024 rows
+# or more take several threads.
+CPU_ADDS_ROWS_IN_ORDER = False
 
 # In graph mode; a variable that wraps another one is not among them.
 VARIABLE_CLASSES: Tuple[type, ...] = (ref_variable.RefVariable, resource_variable_ops.ResourceVariable)

@@ -32,9 +32,19 @@ def _strategy() -> Strategy:
 
 def test_json_and_back():
     text = strategies.to_json(_strategy())
-    assert json.loads(text)["format"] == "epl-strategy" and json.loads(text)["version"] == 1
+    assert json.loads(text)["format"] == "epl-strategy" and json.loads(text)["version"] == 2
+    assert [one["value"] for one in json.loads(text)["settings"]] == [4, ""]
     assert strategies.from_json(text) == _strategy()
     assert strategies.to_json(strategies.from_json(text)) == text
+
+
+def test_files_of_the_version_before_are_read():
+    """Their settings have values as texts of JSON."""
+    plain = json.loads(strategies.to_json(_strategy()))
+    plain["version"] = 1
+    for one in plain["settings"]:
+        one["value"] = json.dumps(one["value"])
+    assert strategies.from_json(json.dumps(plain)) == _strategy()
 
 
 def test_fingerprint_counts_no_names_and_no_blocks():
@@ -57,7 +67,7 @@ def test_first_difference_names_op_shape_and_block():
     "change, message",
     [
         (lambda plain: plain.pop("format"), 'no entry "format"'),
-        (lambda plain: plain.update(version=2), "version 2 of the format"),
+        (lambda plain: plain.update(version=3), "version 3 of the format, and this EPL reads versions 1 and 2"),
         (lambda plain: plain["blocks"][1].update(stage=0), "stage is 0, not the number of its epl.replicate"),
         (lambda plain: plain.pop("blocks"), "needs the fields"),
         (lambda plain: plain.update(workers="one"), "Strategy.workers is 'one', not an int"),
@@ -66,8 +76,10 @@ def test_first_difference_names_op_shape_and_block():
         (lambda plain: plain["blocks"][0].update(devices=0), r"blocks\[0\].devices is 0"),
         (lambda plain: plain["blocks"][1].update(ratios=[0, 0]), r"blocks\[1\].ratios"),
         (lambda plain: plain["settings"][0].update(key="io.slicing"), "io.slicing', which no strategy decides"),
-        (lambda plain: plain["settings"][0].update(value="four"), "'four', not JSON"),
-        (lambda plain: plain["settings"][0].update(value="0"), "pipeline.num_micro_batch"),
+        (lambda plain: plain["settings"][0].update(value="four"), "pipeline.num_micro_batch is 'four', not legal"),
+        (lambda plain: plain["settings"][0].pop("value"), r"settings\[0\] needs the fields"),
+        (lambda plain: plain.update(version=1), r"settings\[0\].value is 4, not a str"),
+        (lambda plain: plain["settings"][0].update(value=0), "pipeline.num_micro_batch"),
         (lambda plain: plain["choices"][0].update(op=4), r"choices\[0\].op is 4, and there are 4 ops"),
         (lambda plain: plain["ops"][3].update(block=2), r"ops\[3\].block is 2, and there are 2 blocks"),
         (lambda plain: plain["ops"][3].update(type="Max"), "changed by hand"),

@@ -1,4 +1,4 @@
-"""Small ResNet blocks with batch norm, in float64 (not fused) or float32 (fused), and how they are trained."""
+"""Small ResNet blocks with batch norm, and how they are trained."""
 
 from typing import Any, Callable, Dict, Optional, Sequence
 
@@ -25,37 +25,20 @@ def half_frozen(maps: tf.Tensor, name: str) -> tf.Tensor:
     return layers(maps, name, training=not name.startswith("block1"))
 
 
-def half_frozen_fused(maps: tf.Tensor, name: str) -> tf.Tensor:
-    return layers(maps, name, True, training=not name.startswith("block1"))
-
-
-def keras(maps: tf.Tensor, name: str, fused: bool = False) -> tf.Tensor:
-    layer = tf.keras.layers.BatchNormalization(momentum=0.8, epsilon=0.01, fused=fused, name=name, dtype=maps.dtype)
+def keras(maps: tf.Tensor, name: str) -> tf.Tensor:
+    layer = tf.keras.layers.BatchNormalization(momentum=0.8, epsilon=0.01, fused=False, name=name, dtype=maps.dtype)
     made = layer(maps, training=True)
     for update in layer.updates:
         tf.add_to_collection(tf.GraphKeys.UPDATE_OPS, update)
     return made
 
 
-def keras_fused(maps: tf.Tensor, name: str) -> tf.Tensor:
-    return keras(maps, name, True)
-
-
-def contrib(maps: tf.Tensor, name: str, fused: bool = False, **options: Any) -> tf.Tensor:
+def contrib(maps: tf.Tensor, name: str) -> tf.Tensor:
     from tensorflow.contrib import layers as contrib_layers
 
     return contrib_layers.batch_norm(
-        maps, decay=0.8, epsilon=0.01, scale=True, is_training=True, fused=fused, scope=name, **options
+        maps, decay=0.8, epsilon=0.01, scale=True, is_training=True, fused=False, scope=name
     )
-
-
-def contrib_fused(maps: tf.Tensor, name: str) -> tf.Tensor:
-    return contrib(maps, name, True)
-
-
-def contrib_in_place(maps: tf.Tensor, name: str) -> tf.Tensor:
-    """The result waits for the moving averages of its layer."""
-    return contrib(maps, name, True, updates_collections=None)
 
 
 def renorm(maps: tf.Tensor, name: str) -> tf.Tensor:
@@ -65,20 +48,12 @@ def renorm(maps: tf.Tensor, name: str) -> tf.Tensor:
     )
 
 
-def chosen(maps: tf.Tensor, name: str, fused: bool = False) -> tf.Tensor:
+def chosen(maps: tf.Tensor, name: str) -> tf.Tensor:
     """Whether it trains is fed."""
-    is_training = tf.get_collection("is_training")[0]
-    return layers(maps, name, fused, is_training)
-
-
-def chosen_fused(maps: tf.Tensor, name: str) -> tf.Tensor:
-    return chosen(maps, name, True)
+    return layers(maps, name, training=tf.get_collection("is_training")[0])
 
 
 NORMS: Dict[str, Norm] = {one.__name__: one for one in (layers, half_frozen, keras, contrib, renorm, chosen)}
-FUSED_NORMS: Dict[str, Norm] = {
-    one.__name__: one for one in (fused, half_frozen_fused, keras_fused, contrib_fused, contrib_in_place, chosen_fused)
-}
 
 
 def _initializer(shape: Sequence[int], dtype: Any = tf.float32, partition_info: Any = None, **unused: Any) -> tf.Tensor:
@@ -99,50 +74,34 @@ def block(norm: Norm, maps: tf.Tensor, filters: int, name: str) -> tf.Tensor:
     return tf.nn.relu(shortcut + norm(_convolved(inner, filters, name + "_b"), name + "_norm_b"))
 
 
-def blocks(norm: Norm, x: tf.Tensor, y: tf.Tensor, scopes: Optional[Sequence[Any]] = None) -> tf.Tensor:
-    """Two blocks; `scopes` are the annotations of each."""
-    with scopes[0]() if scopes else tf.name_scope("first"):
-        maps = block(norm, tf.reshape(x, [-1, 2, 3, FEATURES // 6]), 4, "block1")
-    with scopes[1]() if scopes else tf.name_scope("second"):
-        hidden = tf.reduce_mean(block(norm, maps, 3, "block2"), [1, 2])
-        logits = tf.layers.dense(hidden, CLASSES, kernel_initializer=_initializer, name="logits")
-        losses = tf.nn.sparse_softmax_cross_entropy_with_logits(labels=y, logits=logits)
-        return tf.reduce_mean(losses)
+def blocks(norm: Norm, x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
+    maps = block(norm, tf.reshape(x, [-1, 2, 3, FEATURES // 6]), 4, "block1")
+    hidden = tf.reduce_mean(block(norm, maps, 3, "block2"), [1, 2])
+    logits = tf.layers.dense(hidden, CLASSES, kernel_initializer=_initializer, name="logits")
+    return tf.reduce_mean(tf.nn.sparse_softmax_cross_entropy_with_logits(labels=y, logits=logits))
 
 
 def train(
-    ctx: Context,
-    norm: str,
-    dtype: str = "float64",
-    shares: Sequence[int] = (),
-    stages: int = 0,
-    **config: Any,
+    ctx: Context, norm: str, dtype: str = "float64", shares: Sequence[int] = (), alone: bool = False, **config: Any
 ) -> None:
     """Trains in a plain session, with momentum.
 
     Args:
       ctx: the run.
-      norm: of NORMS or FUSED_NORMS.
+      norm: of NORMS, or "fused".
       dtype: of the model.
       shares: rows of each replica, in proportion; equal by default.
-      stages: of a pipeline.
+      alone: only the first worker evaluates, on all rows of a batch.
       config: of EPL.
     """
-    if stages:
-        ctx.stages = stages
     if shares:
         config["auto__balance"] = ":".join(map(str, shares))
-    ctx.init(annotate=not stages, **config)
+    ctx.init(**config)
     data = samples()
     x = tf.placeholder(dtype, [None, FEATURES], "x")
     y = tf.placeholder(tf.int32, [None], "y")
     tf.add_to_collection("is_training", tf.placeholder_with_default(True, [], "is_training"))
-    scopes = None
-    if stages and ctx.planned:
-        import epl
-
-        scopes = [lambda: epl.replicate(1, name="first"), lambda: epl.replicate(1, name="second")]
-    loss = blocks({**NORMS, **FUSED_NORMS}[norm], x, y, scopes)
+    loss = blocks(fused if norm == "fused" else NORMS[norm], x, y)
     rate = tf.train.MomentumOptimizer(0.1, 0.9)
     with tf.control_dependencies(tf.get_collection(tf.GraphKeys.UPDATE_OPS)):
         train_op = rate.minimize(loss, tf.train.get_or_create_global_step())
@@ -161,8 +120,9 @@ def train(
             feed = {x: data.x[rows] * 3 + 5, y: data.y[rows]}
             value, _ = sess.run([loss, train_op], feed)
             ctx.record(loss=value)
-        if norm.startswith("chosen"):
-            rows = np.arange(6)
-            feed = {x: data.x[rows], y: data.y[rows], tf.get_collection("is_training")[0]: False}
-            ctx.record(evaluated=sess.run(loss, feed))
+        if alone and ctx.worker == 0:
+            is_training = tf.get_collection("is_training")[0]
+            feed = {x: data.x[:6], y: data.y[:6]}
+            value = [sess.run(loss, {**feed, is_training: trains}) for trains in (False, True)]
+            ctx.record(evaluated=value)
         ctx.record_variables(sess)

@@ -11,10 +11,29 @@ Model = Callable[[tf.Tensor, tf.Tensor, tf.Tensor], tf.Tensor]
 
 MODELS: Dict[str, Model] = {}
 
+
+class AnyOrder(tf.train.GradientDescentOptimizer):
+    """Adds rows with equal indices in another order on each replica, as kernels for a GPU may."""
+
+    def _apply_sparse_duplicate_indices(self, grad: tf.IndexedSlices, var: tf.Variable) -> tf.Operation:
+        order = tf.random.shuffle(tf.range(tf.size(grad.indices)))
+        values, indices = tf.gather(grad.values, order), tf.gather(grad.indices, order)
+        return super()._apply_sparse_duplicate_indices(tf.IndexedSlices(values, indices, grad.dense_shape), var)
+
+    def _resource_apply_sparse_duplicate_indices(
+        self, grad: tf.Tensor, handle: tf.Variable, indices: tf.Tensor
+    ) -> tf.Operation:
+        order = tf.random.shuffle(tf.range(tf.size(indices)))
+        return super()._resource_apply_sparse_duplicate_indices(
+            tf.gather(grad, order), handle, tf.gather(indices, order)
+        )
+
+
 OPTIMIZERS: Dict[str, Callable[[], tf.train.Optimizer]] = {
     "sgd": lambda: tf.train.GradientDescentOptimizer(0.1),
     "momentum": lambda: tf.train.MomentumOptimizer(0.05, 0.9),
     "adam": lambda: tf.train.AdamOptimizer(0.01),
+    "any_order": lambda: AnyOrder(0.1),
 }
 
 
@@ -228,6 +247,33 @@ def train(ctx: Context, name: str, optimizer: str = "sgd", scoped: bool = False,
             value, _ = sess.run([loss, train_op], feed)
             ctx.record(loss=value)
         ctx.record_variables(sess)
+
+
+def train_bfloat16(ctx: Context, **config: object) -> None:
+    """Trains weights that are stored in bfloat16, as are their gradients."""
+    ctx.init(**config)
+    data = samples()
+    x = tf.placeholder(tf.float32, [None, FEATURES], "x")
+    y = tf.placeholder(tf.int32, [None], "y")
+
+    def function(x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
+        kernel = tf.get_variable("kernel", [FEATURES, CLASSES], tf.bfloat16, tf.zeros_initializer())
+        bias = tf.get_variable("bias", [CLASSES], tf.bfloat16, tf.zeros_initializer())
+        return cross_entropy(y, tf.matmul(x, tf.cast(kernel, tf.float32)) + tf.cast(bias, tf.float32))
+
+    optimizer = tf.train.GradientDescentOptimizer(0.1)
+    towers = [optimizer.compute_gradients(loss) for loss in ctx.towers(function, [x, y])]
+    pairs = towers[0]
+    if len(towers) > 1:  # by hand: the mean of the towers is rounded once
+        exact = [tf.add_n([tf.cast(gradient, tf.float32) for gradient, _ in same]) / len(same) for same in zip(*towers)]
+        pairs = [(tf.cast(mean, tf.bfloat16), variable) for mean, (_, variable) in zip(exact, pairs)]
+    train_op = optimizer.apply_gradients(pairs)
+    values = [tf.cast(variable, tf.float32) for variable in tf.trainable_variables()]  # as numpy knows them
+    with tf.Session() as sess:
+        sess.run(tf.global_variables_initializer())
+        for step in range(STEPS):
+            sess.run(train_op, {x: ctx.step_rows(data.x, step), y: ctx.step_rows(data.y, step)})
+        ctx.record(values=sess.run(values))
 
 
 def train_scaled(ctx: Context, factor: float, rate: float = 1.0, sparse: bool = False, **config: object) -> None:

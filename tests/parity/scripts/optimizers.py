@@ -125,9 +125,9 @@ def alternating(ctx: Context) -> None:
     _loop(ctx, inputs, judge_loss, lambda step: [judge_op if step % 2 else maker_op], maker_loss=maker_loss)
 
 
-def clipped(ctx: Context, after: bool, adam: bool = True) -> None:
+def clipped(ctx: Context, after: bool, adam: bool = True, **config: object) -> None:
     """tf.gradients, clip_by_global_norm, apply_gradients; by hand every tower clips its own."""
-    ctx.init(communication__clip_after_allreduce=after)
+    ctx.init(communication__clip_after_allreduce=after, **config)
     inputs = Inputs()
     losses = ctx.towers(MODELS["embedding"], inputs.tensors())
     variables = tf.trainable_variables()

@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from epl.planner.machine.files import check_name, from_json, read_machine, to_json, to_yaml
 from epl.planner.machine.machine import Measurement, Speed
 from epl.planner.machine.plain_form import from_plain
-from epl.planner.machine.yaml_text import parse_yaml
 from epl.utils.errors import MachineError
+from epl.utils.yaml_text import parse_yaml
 from tests.planner.machine import machines
 from tests.planner.machine.machine_texts import YAML
 
@@ -250,7 +250,7 @@ def test_yaml_without_pyyaml_says_what_to_install(read, monkeypatch):
         return real(name, *arguments)
 
     real = builtins.__import__
-    monkeypatch.delitem(sys.modules, "epl.planner.machine.yaml_text", raising=False)
+    monkeypatch.delitem(sys.modules, "epl.utils.yaml_text", raising=False)
     monkeypatch.setattr(builtins, "__import__", importing)
     assert "is YAML, which needs PyYAML; run pip install PyYAML" in refusal(read, "nodes: [cpu]")
     assert read('{"nodes": ["cpu"]}', "m.json").num_devices == 1

@@ -1,5 +1,6 @@
 """How many devices a model needs that does not fit."""
 
+import contextlib
 import json
 import logging
 import re
@@ -8,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import epl
 from epl.planner.prediction.layout import decided
 from epl.planner.search import decision
 from epl.planner.search.candidates import candidates
@@ -18,6 +20,7 @@ from epl.utils.errors import PlanError
 from tests.parallel.in_process import init  # noqa: F401
 from tests.planner.prediction import hand_made
 from tests.planner.search.test_decision import _machine, _minimize
+from tests.planner.search.test_own_splits import SCRIPTS, Model, _begin
 
 
 @given(st.integers(1, 300), st.integers(1, 300))
@@ -140,3 +143,25 @@ def test_a_search_without_a_plan_says_what_would_do(init, tmp_path, memory, mess
             auto__rows=16,
         )
         _minimize(width=768)  # a plan is found
+
+
+def test_ratios_of_a_split_over_all_devices_are_of_no_more(init, tmp_path, monkeypatch):  # noqa: F811
+    own = (lambda: epl.split(ratios=[3, 1]), contextlib.ExitStack)
+    monkeypatch.setitem(SCRIPTS, "all with ratios", (2, {}, own))
+    machine = {"devices": {"tiny": {"preset": "v100-16", "memory": "500 kB"}}, "nodes": ["2*tiny"]}
+    config = {"auto__planner": "search", "auto__steps": 0, "auto__machine": _machine(tmp_path, machine)}
+    with pytest.raises(PlanError, match="More devices were not tried: the ratios of the split over all devices"):
+        _begin(init, "all with ratios", **config)
+
+
+def test_a_split_over_all_devices_is_cut_for_more_of_them(init, tmp_path):  # noqa: F811
+    machine = {"devices": {"tiny": {"preset": "v100-16", "memory": "500 kB"}}, "nodes": ["2*tiny"]}
+    config = {"auto__planner": "search", "auto__steps": 0}
+    with pytest.raises(PlanError, match="candidates fits the memory of the devices") as raised:
+        _begin(init, "all", auto__machine=_machine(tmp_path, machine), **config)
+    told = re.search("([0-9]+) such devices would do", str(raised.value))
+    assert told, str(raised.value)
+    machine["nodes"] = [f"{told.group(1)}*tiny"]
+    values = {"cluster__colocate_split_and_replicate": True, "auto__rows": 24, **config}
+    init(int(told.group(1)), annotate=False, auto__machine=_machine(tmp_path, machine), **values)
+    Model(SCRIPTS["all"][2])  # a plan is found

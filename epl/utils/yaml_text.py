@@ -1,4 +1,4 @@
-"""YAML of machine files: every scalar is a text, and no key stands twice. The only module that needs PyYAML."""
+"""YAML that people write: every scalar is a text, and no key stands twice. The only module that needs PyYAML."""
 
 from typing import Any
 
