@@ -407,7 +407,9 @@ class RunPlanner:
     def _only_shows(self, asked: Asked) -> bool:
         """Whether a run takes statistics, and neither trains nor writes nor merges: it needs none but this worker."""
         changes = self._gradients | self._all_boundaries | self._rewrite.writes
-        return bool(asked.needed & self._of_all_rows) and not asked.needed & changes and not self._merges_globally(asked)
+        return (
+            bool(asked.needed & self._of_all_rows) and not asked.needed & changes and not self._merges_globally(asked)
+        )
 
     def _written(self, writes: AbstractSet[int], fed: FrozenSet[str]) -> Written:
         """What `writes` without gradients write, given the names of what is fed."""

@@ -2,6 +2,7 @@
 
 from typing import Any, Dict, Tuple
 
+import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
 
@@ -20,9 +21,29 @@ def test_layers_of_ordinary_ops_in_float64(oracle: Oracle, topology: Tuple[int, 
     oracle.check(topology, batch_norms.train, norm=norm, tolerance=EXACT, **SYNC)
 
 
+@pytest.mark.parametrize("topology,shares", [((1, 2), (5, 3)), ((2, 1), (5, 3)), ((2, 2), (4, 1, 2, 1))])
+def test_replicas_of_unequal_rows(oracle: Oracle, topology: Tuple[int, int], shares: Tuple[int, ...]) -> None:
+    oracle.check(topology, batch_norms.train, norm="layers", shares=shares, tolerance=EXACT, **SYNC)
+
+
+@pytest.mark.parametrize("level", ["v0", "v1"])
+def test_optimizer_states_in_parts(oracle: Oracle, level: str) -> None:
+    oracle.check((2, 2), batch_norms.train, norm="layers", tolerance=EXACT, zero__level=level, **SYNC)
+
+
+@pytest.mark.parametrize("norm", ["chosen", "layers"])
+@every_topology
+def test_a_worker_that_evaluates_alone_waits_for_no_other(oracle: Oracle, topology: Tuple[int, int], norm: str) -> None:
+    alone = {"norm": norm, "alone": True}
+    answers = oracle.check(topology, batch_norms.train, tolerance=EXACT, **alone, **SYNC)
+    expected = oracle.plain(batch_norms.train, **alone).results["evaluated"]
+    np.testing.assert_allclose(answers[0].results["evaluated"], expected, rtol=EXACT)
+
+
 def test_a_fused_layer_is_refused(oracle: Oracle) -> None:
     (answer,) = oracle.failing_plan((1, 2), batch_norms.train, norm="fused", dtype="float32", **SYNC)
     assert "not available yet: batch_norm.sync with a fused batch norm" in (answer.error or "")
+    assert "fused=False" in (answer.error or "")
 
 
 @pytest.mark.parametrize(
@@ -34,5 +55,5 @@ def test_a_fused_layer_is_refused(oracle: Oracle) -> None:
     ],
 )
 def test_what_is_not_proved_is_refused(oracle: Oracle, config: Dict[str, Any], word: str) -> None:
-    (answer,) = oracle.failing_plan((1, 2), batch_norms.train, norm="fused", dtype="float32", **SYNC, **config)
+    (answer,) = oracle.failing_plan((1, 2), batch_norms.train, norm="layers", **SYNC, **config)
     assert f"not available yet: batch_norm.sync with {word}" in (answer.error or "")
