@@ -1,7 +1,7 @@
 """Gives batch norms the statistics of all rows, forward and backward (`batch_norm.sync`).
 
-The sums that a marker (moments.py) passes on become those of all replicas. Forward, a run that neither trains nor writes
-feeds `by_hand`, so that it takes the statistics of the rows that it has, and waits for no other worker:
+The sums that a marker (moments.py) passes on become those of all replicas. Forward, a run that neither trains nor
+writes feeds `by_hand`, so that it takes the statistics of the rows that it has, and waits for no other worker:
 
              .--> all-reduce --.
     sums --> switch            merge --> marker

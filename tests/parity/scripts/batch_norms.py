@@ -1,6 +1,6 @@
 """Small ResNet blocks with batch norm, and how they are trained."""
 
-from typing import Any, Callable, Dict, Optional, Sequence
+from typing import Any, Callable, Dict, Sequence
 
 import numpy as np
 import tensorflow.compat.v1 as tf
