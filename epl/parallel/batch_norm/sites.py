@@ -52,7 +52,7 @@ def _refuse_fused(view: GraphView, trained: Set[int]) -> None:
     if named:
         raise NotAvailableError(
             "batch_norm.sync with a fused batch norm",
-            f"{named[0]!r} is one. Build the layer in the graph itself, with fused=False, or leave batch_norm.sync off.",
+            f"{named[0]!r} is one. Build it in the graph itself, with fused=False, or leave batch_norm.sync off.",
         )
 
 
