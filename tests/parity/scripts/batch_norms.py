@@ -41,19 +41,12 @@ def contrib(maps: tf.Tensor, name: str) -> tf.Tensor:
     )
 
 
-def renorm(maps: tf.Tensor, name: str) -> tf.Tensor:
-    clipping = {"rmax": 3.0, "rmin": 0.3, "dmax": 5.0}
-    return tf.layers.batch_normalization(
-        maps, training=True, momentum=0.8, epsilon=0.01, fused=False, name=name, renorm=True, renorm_clipping=clipping
-    )
-
-
 def chosen(maps: tf.Tensor, name: str) -> tf.Tensor:
     """Whether it trains is fed."""
     return layers(maps, name, training=tf.get_collection("is_training")[0])
 
 
-NORMS: Dict[str, Norm] = {one.__name__: one for one in (layers, half_frozen, keras, contrib, renorm, chosen)}
+NORMS: Dict[str, Norm] = {one.__name__: one for one in (layers, half_frozen, keras, contrib, chosen)}
 
 
 def _initializer(shape: Sequence[int], dtype: Any = tf.float32, partition_info: Any = None, **unused: Any) -> tf.Tensor:
