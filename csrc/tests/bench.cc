@@ -2,7 +2,9 @@
 // (each process copying as many bytes once). Rounds of all variants are interleaved, so that a noisy machine is noisy
 // for all alike.
 //
-//   test_core bench [--processes 2] [--ranks 1] [--rounds 30] [--transports shm,gloo]
+//   test_core bench [--processes 2] [--ranks 1] [--rounds 30] [--transports shm,gloo] [--machines 1]
+//
+// With --machines the addresses of the processes are of so many machines, which "hierarchical" tells apart.
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -44,12 +46,13 @@ std::vector<Shape> Shapes() {
 
 int BenchMain(int argc, char** argv) {
   using namespace epl_test;
-  int processes = 2, ranks = 1, rounds = 30;
+  int processes = 2, ranks = 1, rounds = 30, machines = 1;
   std::vector<std::string> transports = {"shm", "gloo"};
   for (int i = 1; i + 1 < argc; i += 2) {
     if (strcmp(argv[i], "--processes") == 0) processes = atoi(argv[i + 1]);
     if (strcmp(argv[i], "--ranks") == 0) ranks = atoi(argv[i + 1]);
     if (strcmp(argv[i], "--rounds") == 0) rounds = atoi(argv[i + 1]);
+    if (strcmp(argv[i], "--machines") == 0) machines = atoi(argv[i + 1]);
     if (strcmp(argv[i], "--transports") == 0) {
       transports.clear();
       for (char* name = strtok(argv[i + 1], ","); name != nullptr; name = strtok(nullptr, ","))
@@ -60,6 +63,9 @@ int BenchMain(int argc, char** argv) {
     transports.erase(std::remove(transports.begin(), transports.end(), "gloo"), transports.end());
   }
   Options options = MakeOptions(processes);
+  std::vector<int> hosts;
+  for (int process = 0; process < processes; ++process) hosts.push_back(1 + process * machines / processes);
+  SetMachines(hosts, &options);
   RunProcesses(
       processes,
       [&](int process) {

@@ -24,6 +24,7 @@ from epl.runtime.replica_check import ReplicaCheck
 from epl.runtime.run_plan import RunPlan, RunPlanner
 from epl.utils import tf_compat
 from epl.utils.errors import PlanError
+from epl.utils.op_errors import cause_of
 from epl.utils.slow import told_when_slow
 
 logger = logging.getLogger("epl")
@@ -305,9 +306,9 @@ class GraphRunner:
             raise
         except BaseException as error:
             if self.rewrite.plan.workers == 1:
-                job.end_generation(str(error), generation)
+                job.end_generation(cause_of(error), generation)
             else:
-                job.abort(f"{type(error).__name__}: {str(error)[:_LONGEST_REASON]}")
+                job.abort(f"{type(error).__name__}: {cause_of(error)[:_LONGEST_REASON]}")
             raise
 
     def _end_step(self, job: Job, reason: str, generation: int) -> None:

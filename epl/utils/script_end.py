@@ -14,6 +14,7 @@ from types import TracebackType
 from typing import Any, Callable, NoReturn, Optional, Type
 
 from epl.utils.last_words import LastWords, tell_failure
+from epl.utils.op_errors import cause_of
 
 _LONGEST = 2000  # characters of a cause
 
@@ -33,9 +34,8 @@ class ScriptEnd:
         excepthook, leave = sys.excepthook, sys.exit
 
         def noting_excepthook(kind: Type[BaseException], error: BaseException, trace: Optional[TracebackType]) -> None:
-            # TensorFlow's errors end with the place where the op was made, which only this process's log needs.
-            text = str(error).split("\n\nOriginal stack trace for ")[0]
-            cls._failure = f"{kind.__name__}: {text}"[:_LONGEST]
+            # Only this process's log needs the places where ops were made.
+            cls._failure = f"{kind.__name__}: {cause_of(error)}"[:_LONGEST]
             excepthook(kind, error, trace)
 
         def note_status(status: Any) -> None:

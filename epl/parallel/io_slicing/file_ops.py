@@ -1,7 +1,7 @@
 """Tables of the TensorFlow ops through which names of files travel from a list to the op that opens the files.
 
-`epl/parallel/io_slicing/file_lists.py` uses these tables. They list op types without the prefix "Experimental", which
-TensorFlow 1.15 has for some datasets, and those that TensorFlow 2 has added.
+`epl/parallel/io_slicing/file_lists.py` uses these tables. They list datasets by the name that
+`function_bodies.base_type` gives them: "ParallelMapDataset" stands for "ParallelMapDatasetV2", too.
 """
 
 from typing import Dict, FrozenSet
@@ -9,12 +9,9 @@ from typing import Dict, FrozenSet
 # Ops that open files, with the index of the input that names them.
 READERS: Dict[str, int] = {
     "TFRecordDataset": 0,
-    "TFRecordDatasetV2": 0,
     "TextLineDataset": 0,
     "FixedLengthRecordDataset": 0,
-    "FixedLengthRecordDatasetV2": 0,
     "CSVDataset": 0,
-    "CSVDatasetV2": 0,
     "LMDBDataset": 0,
     "ReadFile": 0,
 }
@@ -34,27 +31,23 @@ DEQUEUE: FrozenSet[str] = frozenset(
 
 # Datasets whose elements have the same components as those of input 0; no element is lost.
 SAME_ELEMENTS: FrozenSet[str] = frozenset(
-    ["AssertNextDataset", "AssertPrevDataset", "AutoShardDataset", "BatchDataset", "BatchDatasetV2",
-     "BytesProducedStatsDataset", "CacheDataset", "CacheDatasetV2", "FilterDataset", "FinalizeDataset",
-     "GlobalShuffleDataset", "Identity", "IdentityIndexedDataset", "IgnoreErrorsDataset", "LatencyStatsDataset",
-     "MaxIntraOpParallelismDataset", "ModelDataset", "NonSerializableDataset", "OptimizeDataset", "OptimizeDatasetV2",
-     "OptionsDataset", "PaddedBatchDataset", "PaddedBatchDatasetV2", "ParallelBatchDataset", "ParallelFilterDataset",
-     "PrefetchDataset", "PrivateThreadPoolDataset", "RebatchDataset", "RebatchDatasetV2", "RepeatDataset",
-     "RewriteDataset", "SetStatsAggregatorDataset", "ShuffleAndRepeatDataset", "ShuffleAndRepeatDatasetV2",
-     "ShuffleDataset", "ShuffleDatasetV2", "ShuffleDatasetV3", "SleepDataset", "ThreadPoolDataset", "UnbatchDataset"]
+    ["AssertNextDataset", "AssertPrevDataset", "AutoShardDataset", "BatchDataset", "BytesProducedStatsDataset",
+     "CacheDataset", "FilterDataset", "FinalizeDataset", "GlobalShuffleDataset", "Identity", "IdentityIndexedDataset",
+     "IgnoreErrorsDataset", "LatencyStatsDataset", "MaxIntraOpParallelismDataset", "ModelDataset",
+     "NonSerializableDataset", "OptimizeDataset", "OptionsDataset", "PaddedBatchDataset", "ParallelBatchDataset",
+     "ParallelFilterDataset", "PrefetchDataset", "PrivateThreadPoolDataset", "RebatchDataset", "RepeatDataset",
+     "RewriteDataset", "SetStatsAggregatorDataset", "ShuffleAndRepeatDataset", "ShuffleDataset", "SleepDataset",
+     "ThreadPoolDataset", "UnbatchDataset"]
 )  # fmt: skip
 
 # Datasets that choose elements by position, with the value of input 1 that chooses all of them.
 CHOOSE_ELEMENTS: Dict[str, int] = {"TakeDataset": -1, "SkipDataset": 0, "ShardDataset": 1}
 
 # Datasets whose elements are what function `f` returns for an element of input 0.
-MAPS: FrozenSet[str] = frozenset(["MapDataset", "ParallelMapDataset", "ParallelMapDatasetV2", "MapAndBatchDataset"])
+MAPS: FrozenSet[str] = frozenset(["MapDataset", "ParallelMapDataset", "MapAndBatchDataset"])
 
 # Datasets whose elements are those of the datasets that function `f` returns for an element of input 0.
-FLAT_MAPS: FrozenSet[str] = frozenset(
-    ["FlatMapDataset", "InterleaveDataset", "LegacyParallelInterleaveDatasetV2", "ParallelInterleaveDataset",
-     "ParallelInterleaveDatasetV2", "ParallelInterleaveDatasetV3", "ParallelInterleaveDatasetV4"]
-)  # fmt: skip
+FLAT_MAPS: FrozenSet[str] = frozenset(["FlatMapDataset", "InterleaveDataset", "ParallelInterleaveDataset"])
 
 # Datasets that pass elements of input 0, then the inputs from 1 on, to a function.
 CALLERS: FrozenSet[str] = MAPS | FLAT_MAPS | frozenset(["FilterDataset", "ParallelFilterDataset", "TakeWhileDataset"])
@@ -62,7 +55,7 @@ CALLERS: FrozenSet[str] = MAPS | FLAT_MAPS | frozenset(["FilterDataset", "Parall
 CALLS: FrozenSet[str] = frozenset(["PartitionedCall", "StatefulPartitionedCall"])
 
 # Datasets whose elements need not stay in step with a list of files.
-WITHOUT_DATA: FrozenSet[str] = frozenset(["RangeDataset", "RandomDataset", "RandomDatasetV2", "TensorDataset"])
+WITHOUT_DATA: FrozenSet[str] = frozenset(["RangeDataset", "RandomDataset", "TensorDataset"])
 
 # Ops whose output is input 0, maybe in another order or shape.
 SAME_NAMES: FrozenSet[str] = frozenset(

@@ -13,36 +13,29 @@ import tensorflow.compat.v1 as tf
 
 from epl.parallel.rewriting.function_bodies import MAIN, Bodies, Body, base_type, data_inputs
 
-# Ops that make batches, with the index of the input that has the batch size.
+# Ops that make batches (datasets by `function_bodies.base_type`), with the index of the input that has the batch size.
 _BATCHES: Dict[str, int] = {
     "BatchDataset": 1,
-    "BatchDatasetV2": 1,
     "DenseToSparseBatchDataset": 1,
     "MapAndBatchDataset": -3,
     "PaddedBatchDataset": 1,
-    "PaddedBatchDatasetV2": 1,
     "ParallelBatchDataset": 1,
     "QueueDequeueUpTo": 1,
     "QueueDequeueUpToV2": 1,
 }
 # Datasets whose elements are batches of input 0, or what a function computes of each.
 _KEEP_BATCHES = frozenset(
-    ["AssertNextDataset", "AssertPrevDataset", "BytesProducedStatsDataset", "CacheDataset", "CacheDatasetV2",
-     "FilterDataset", "FinalizeDataset", "GlobalShuffleDataset", "Identity", "IgnoreErrorsDataset",
-     "LatencyStatsDataset", "MapDataset", "MaxIntraOpParallelismDataset", "ModelDataset", "NonSerializableDataset",
-     "OptimizeDataset", "OptimizeDatasetV2", "OptionsDataset", "ParallelFilterDataset", "ParallelMapDataset",
-     "ParallelMapDatasetV2", "PrefetchDataset", "PrivateThreadPoolDataset", "RepeatDataset", "RewriteDataset",
-     "ScanDataset", "SetStatsAggregatorDataset", "ShuffleAndRepeatDataset", "ShuffleAndRepeatDatasetV2",
-     "ShuffleDataset", "ShuffleDatasetV2", "ShuffleDatasetV3", "SkipDataset", "SleepDataset", "TakeDataset",
-     "TakeWhileDataset", "ThreadPoolDataset"]
+    ["AssertNextDataset", "AssertPrevDataset", "BytesProducedStatsDataset", "CacheDataset", "FilterDataset",
+     "FinalizeDataset", "Identity", "IgnoreErrorsDataset", "LatencyStatsDataset", "MapDataset",
+     "MaxIntraOpParallelismDataset", "ModelDataset", "NonSerializableDataset", "OptimizeDataset", "OptionsDataset",
+     "ParallelFilterDataset", "ParallelMapDataset", "PrefetchDataset", "PrivateThreadPoolDataset", "RepeatDataset",
+     "RewriteDataset", "ScanDataset", "SetStatsAggregatorDataset", "ShuffleAndRepeatDataset", "ShuffleDataset",
+     "SkipDataset", "SleepDataset", "TakeDataset", "TakeWhileDataset", "ThreadPoolDataset"]
 )  # fmt: skip
 _COUNT_BATCHES = frozenset(["SkipDataset", "TakeDataset"])  # of those, if they come after what makes batches
 _JOIN = frozenset(["ConcatenateDataset", "ZipDataset"])  # of the batches of all their inputs
 # Datasets whose elements are those of the datasets that function `f` returns.
-_FLATTEN = frozenset(
-    ["FlatMapDataset", "InterleaveDataset", "LegacyParallelInterleaveDatasetV2", "ParallelInterleaveDataset",
-     "ParallelInterleaveDatasetV2", "ParallelInterleaveDatasetV3", "ParallelInterleaveDatasetV4"]
-)  # fmt: skip
+_FLATTEN = frozenset(["FlatMapDataset", "InterleaveDataset", "ParallelInterleaveDataset"])
 
 
 class UnknownBatchError(Exception):

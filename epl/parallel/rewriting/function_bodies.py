@@ -14,17 +14,22 @@ import tensorflow.compat.v1 as tf
 MAIN = ""  # the name of the body that is the main graph
 SLICED = "_epl_io_sliced"  # attribute of the ops that replace a list which was divided
 
-_DATASET = re.compile(r"Dataset(V\d+)?$")
+_DATASET = re.compile(r"^(?:Experimental|Legacy)?(.*Dataset)(?:V\d+)?$")
 
 
 def base_type(op_type: str) -> str:
-    """Returns the op type without the prefix of the experimental form: "CSVDataset" of "ExperimentalCSVDataset"."""
-    return op_type[len("Experimental"):] if op_type.startswith("Experimental") else op_type  # fmt: skip
+    """Returns the type of a dataset without prefix and version, and any other op type as it is.
+
+    Example: "CSVDataset" of "ExperimentalCSVDataset" and of "CSVDatasetV2". The inputs of a dataset that have meaning
+    here stand at the same positions in all its versions.
+    """
+    dataset = _DATASET.match(op_type)
+    return dataset.group(1) if dataset else op_type
 
 
 def is_dataset(op_type: str) -> bool:
     """Tells whether ops of this type make a dataset."""
-    return _DATASET.search(op_type) is not None
+    return _DATASET.match(op_type) is not None
 
 
 class Body:

@@ -39,6 +39,7 @@ from epl.parallel.sharding.sparse_rows import refuse_rows_of_whole
 from epl.utils import tf_compat
 from epl.utils.errors import PlanError
 
+_SAVES_OF_V1 = frozenset(["Save", "SaveSlices"])
 _LOOKUPS = frozenset(["ResourceGather", "ResourceGatherNd"])
 _PLAIN_USES = op_types.READS | op_types.STATE_QUERIES | frozenset(
     ["Assign", "AssignAdd", "AssignAddVariableOp", "AssignSub", "AssignSubVariableOp", "AssignVariableOp", "SaveV2"]
@@ -218,6 +219,12 @@ class ZeroVariable:
         for op in self._users.others:
             if op in done or (is_choice(op) and not self._users.is_late):
                 continue
+            if op.type in _SAVES_OF_V1:
+                raise PlanError(
+                    f"{op.name!r} writes {self.made.name!r}, of which each device has a part (zero.level), in checkpoints "
+                    "of the old format, which EPL cannot make of parts. Leave out write_version of the tf.train.Saver: "
+                    "its default, tf.train.SaverDef.V2, can be restored by every TensorFlow since 0.12."
+                )
             if op.type not in _LOOKUPS and not is_choice(op):
                 raise PlanError(
                     "{!r} ({}) takes {!r}, of which each device has a part (zero.level), as something else than its "

@@ -137,3 +137,14 @@ def test_what_an_op_on_the_variable_itself_gives_can_be_fetched(init, level):
         assert sess.run(has_value)
         np.testing.assert_array_equal(sess.run(shape), [8, 2])
         np.testing.assert_array_equal(sess.run(row), [[10.0, 11.0]])
+
+
+def test_a_checkpoint_of_the_old_format_is_refused_in_words_of_checkpoints(init):
+    init(2, zero__level="v1")
+    x = tf.placeholder(tf.float32, [None, 8])
+    loss = tf.reduce_mean(tf.square(tf.layers.dense(x, 16)))
+    tf.train.AdamOptimizer().minimize(loss)
+    tf.train.Saver(write_version=tf.train.SaverDef.V1)
+    with pytest.raises(PlanError, match="in checkpoints of the old format.*Leave out write_version"):
+        with tf.Session() as session:
+            session.run(loss, {x: np.ones([2, 8])})

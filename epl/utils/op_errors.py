@@ -1,0 +1,23 @@
+"""The cause in the text of an error of TensorFlow, without the places where its ops were made.
+
+    1.15:  <cause>, Original stack trace for 'op': ...
+    2.x:   Graph execution error: Detected at node 'op' defined at ..., Node: 'op', <cause>, Original stack trace ...
+
+Where several ops fail, <cause> is "2 root error(s) found." and a numbered list. Other processes and the launcher show
+a few lines of an error, which must be those of the cause.
+"""
+
+import re
+
+_MADE_AT_FIRST = "Graph execution error:\n"
+_MADE_AT_END = "\n\nOriginal stack trace for "
+_NODE = re.compile(r"^Node: '.*'\n", re.M)
+_LIST_HEAD = re.compile(r"^\d+ root error\(s\) found\.\n\s*\(0\) [^:\n]*: ")
+
+
+def cause_of(error: BaseException) -> str:
+    """Returns the cause of an error, of TensorFlow or any other, as text, from the first of several causes on."""
+    text = str(error).split(_MADE_AT_END)[0]
+    if text.startswith(_MADE_AT_FIRST):
+        text = _NODE.split(text)[-1].strip() or text
+    return _LIST_HEAD.sub("", text)
