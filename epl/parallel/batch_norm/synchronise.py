@@ -109,5 +109,5 @@ PASS = Pass(
     "batch_norm.sync",
     adds=names("by_hand of_all_rows collectives orders"),
     requires=names("weight"),
-    after=names("aggregate_gradients order_gathers"),
+    after=names("aggregate_gradients order_scale_updates"),
 )
