@@ -32,6 +32,7 @@ LAYERS = (
     (
         "epl.parallel.accumulation",
         "epl.parallel.auto_partition",
+        "epl.parallel.batch_norm",
         "epl.parallel.grouped_apply",
         "epl.parallel.io_slicing",
         "epl.parallel.offload",
@@ -58,7 +59,7 @@ INVENTED = frozenset("twin twins carrier carriers meeting meetings anew addend a
 
 # The features, and which of them may import which other.
 FEATURES = frozenset(
-    "accumulation amp auto_partition grouped_apply io_slicing offload pipeline recompute".split()
+    "accumulation amp auto_partition batch_norm grouped_apply io_slicing offload pipeline recompute".split()
     + "replication split strategy zero".split()
 )
 BETWEEN_FEATURES = {
@@ -100,6 +101,7 @@ KNOWN_TO_CORE = {
     ("epl.profiler.profiler", "amp"): "half copies count for what they replace",
     ("epl.runtime.dependencies", "auto_partition"): "a graph that is divided later has no stages yet",
     ("epl.runtime.hooks", "amp"): "how TensorFlow keeps weights for the loops of a backward pass",
+    ("epl.runtime.hooks", "batch_norm"): "moments over the rows of a batch are of all rows",
     ("epl.runtime.hooks", "zero"): "how a slot is found by the user's variable",
 }
 

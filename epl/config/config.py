@@ -77,6 +77,7 @@ class Config:
     zero: Section
     offload: Section
     amp: Section
+    batch_norm: Section
     cluster: Section
     optimizer: Section
 

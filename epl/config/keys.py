@@ -51,6 +51,7 @@ SECTIONS: Tuple[Tuple[str, str], ...] = (
     ("zero", "Sharding of optimizer state, gradients and weights over replicas"),
     ("offload", "Weights in host memory"),
     ("amp", "Automatic mixed precision"),
+    ("batch_norm", "Statistics of batch norm"),
     ("cluster", "Devices of the job"),
     ("optimizer", "Application of gradients"),
     ("replicate", "What replicas compute of all rows"),
@@ -355,6 +356,14 @@ KEYS: Tuple[Key, ...] = (
         'With amp.level: the factor on the loss before differentiation; "dynamic" adapts it to the gradients.',
     ),
     Key(
+        "batch_norm.sync",
+        BoolType(),
+        False,
+        "",
+        "Normalize by the statistics of the rows of all replicas, forward and backward. Off: each replica takes those "
+        "of its own rows.",
+    ),
+    Key(
         "cluster.device_place_prefer_intra_node",
         BoolType(),
         True,
@@ -437,6 +446,7 @@ TRAINING_KEYS = (
     "zero.level",
     "offload.level",
     "amp.level",
+    "batch_norm.sync",
     "optimizer.num_apply_group",
     "pipeline.num_micro_batch",
     "communication.num_communicators",

@@ -7,6 +7,7 @@ from epl.ir.graph import Graph
 from epl.parallel.accumulation.feature import AccumulationFeature
 from epl.parallel.amp.feature import AmpFeature
 from epl.parallel.auto_partition.feature import AutoPartitionFeature
+from epl.parallel.batch_norm.feature import BatchNormFeature
 from epl.parallel.feature import Feature, Run, RunRequest
 from epl.parallel.grouped_apply.feature import GroupedApplyFeature
 from epl.parallel.io_slicing.feature import IoSlicingFeature
@@ -29,6 +30,7 @@ FEATURES: Tuple[Feature, ...] = (
     RecomputeFeature(),
     OffloadFeature(),
     GroupedApplyFeature(),
+    BatchNormFeature(),
 )
 
 

@@ -251,7 +251,7 @@ class RunPlanner:
         """From what is asked for to what replicas do, and to what is fed."""
         asked = self._asked(fetches, targets, by_user | known)
         by_hand = self._writes_by_hand(asked)
-        if by_hand:  # every replica has all rows
+        if by_hand or self._only_shows(asked):  # every replica has all rows that it is to take
             asked = asked._replace(idle=asked.idle | self._by_hand, needed=asked.needed - self._of_all_rows)
         repeats_feeds = bool(by_hand) or self._has_all_that_is_fed(asked, by_user)
         if repeats_feeds:
@@ -402,6 +402,13 @@ class RunPlanner:
             "it, and that merges a global output, for which each gets its own rows. Run the update by itself.".format(
                 taken[0], view.nodes[min(writes)].name
             )
+        )
+
+    def _only_shows(self, asked: Asked) -> bool:
+        """Whether a run takes statistics, and neither trains nor writes nor merges: it needs none but this worker."""
+        changes = self._gradients | self._all_boundaries | self._rewrite.writes
+        return (
+            bool(asked.needed & self._of_all_rows) and not asked.needed & changes and not self._merges_globally(asked)
         )
 
     def _written(self, writes: AbstractSet[int], fed: FrozenSet[str]) -> Written:

@@ -58,6 +58,7 @@ NEW_DEFAULTS = {
     "auto.balance": "even",
     "auto.explain": "",
     "amp.dtype": "float16",
+    "batch_norm.sync": False,
     "communication.ordered_sparse_sums": "auto",
     "cluster.device_type": "auto",
     "cluster.num_virtual_devices": 0,

@@ -1,6 +1,6 @@
 """The communicators of a plan: their names, ranks and transports."""
 
-from typing import List, Sequence
+from typing import List, Sequence, Tuple
 
 from epl.cluster.cluster import Cluster
 from epl.config.config import Config
@@ -8,7 +8,7 @@ from epl.ops.communicator_groups import SubCommunicators
 from epl.ops.service import CommunicatorSpec
 from epl.parallel.plan.hierarchy import is_hierarchical
 from epl.parallel.plan.plan import GradientGroup, Plan, Stage, section, split_groups, worker_of
-from epl.parallel.plan.sections import HierarchySection, OffloadSection
+from epl.parallel.plan.sections import BatchNormSection, HierarchySection, OffloadSection
 from epl.parallel.plan.stages import span_processes
 
 PROCESSES = "/processes"  # after a plan's name: the communicator of its processes
@@ -63,6 +63,7 @@ def all_communicators(plan: Plan) -> List[CommunicatorSpec]:
     ranks += [
         (output.communicator, ranks_of_stage(plan, output.stage)) for output in plan.outputs if output.communicator
     ]
+    ranks += _of_batch_norm(plan)
     ranks += [(plan.name + PROCESSES + purpose, sorted(set(plan.owners))) for purpose in ("", PART_WRITES)]
     specs = [CommunicatorSpec(name, tuple(owners), transport_of(plan, name)) for name, owners in dict(ranks).items()]
     of_shards = {
@@ -71,6 +72,17 @@ def all_communicators(plan: Plan) -> List[CommunicatorSpec]:
     if len(split_groups(plan)) > 1:
         of_shards[plan.name + PARTS] = 0
     return specs + [spec for name, stage in of_shards.items() for spec in shard_holders(plan, name, stage).specs()]
+
+
+def _of_batch_norm(plan: Plan) -> List[Tuple[str, List[int]]]:
+    if section(plan, BatchNormSection) is None:
+        return []
+    return [(batch_norm_communicator(plan, way), ranks_of_stage(plan, 0)) for way in ("forward", "backward")]
+
+
+def batch_norm_communicator(plan: Plan, direction: str) -> str:
+    """The communicator of batch norms, "forward" or "backward"."""
+    return f"{plan.name}/batch_norm/{direction}"
 
 
 def gate_communicator(plan: Plan, group: GradientGroup) -> str:

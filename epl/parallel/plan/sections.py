@@ -324,6 +324,24 @@ class GroupedApplySection(NamedTuple):
         return [f"updates in {self.groups} groups"]
 
 
+class BatchNormSection(NamedTuple):
+    """Batch statistics of all rows: `batch_norm.sync`.
+
+    Attributes:
+      ops: the names of the ops that hold sums over the rows of a batch, in the order in which they run.
+    """
+
+    ops: Tuple[str, ...]
+
+    def without_names(self) -> "BatchNormSection":
+        """The same with numbers in place of names of ops."""
+        return BatchNormSection(tuple(str(number) for number in range(len(self.ops))))
+
+    def describe(self) -> List[str]:
+        """The section in lines for a person."""
+        return [f"batch statistics of all rows: {len(self.ops)} ops"]
+
+
 class HierarchySection(NamedTuple):
     """Collectives between machines with several workers each: `communication.hierarchy`.
 
@@ -354,6 +372,7 @@ Section = Union[
     RecomputeSection,
     OffloadSection,
     GroupedApplySection,
+    BatchNormSection,
     HierarchySection,
 ]
 

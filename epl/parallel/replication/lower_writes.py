@@ -40,19 +40,15 @@ def run(rewrite: RewriteContext) -> None:
     if found is None or whole is None or not whole.writes:
         return
     rewrite.graph.keep(ReplicaRows, found._replace(whole=None))
-    with rewrite.building("whole_writes"):
-        by_hand = tf.placeholder_with_default(tf.constant(False), [], name="by_hand")
-    wholes = _Wholes(rewrite, whole, by_hand)
+    wholes = _Wholes(rewrite, whole, rewrite.switch_by_hand())
     for number, write in enumerate(whole.writes):
         op = rewrite.remember(rewrite.operation(whole.view.nodes[write.node].name))
         values = wholes.of_write(number, [(one, op.inputs[at]) for at, one in write.values])
         for (at, _), value in zip(write.values, values):
             if op.inputs[at] is not value:
                 tf_compat.set_input(op, at, value)
-    if wholes.collectives:
-        rewrite.by_hand = by_hand
-        rewrite.of_all_rows = frozenset(wholes.collectives)
-        rewrite.collectives |= rewrite.of_all_rows
+    rewrite.of_all_rows |= set(wholes.collectives)
+    rewrite.collectives |= set(wholes.collectives)
 
 
 class _Wholes:
@@ -209,7 +205,6 @@ PASS = Pass(
     "lower_writes",
     run,
     "replicate.state",
-    provides=names("by_hand of_all_rows"),
-    adds=names("collectives"),
+    adds=names("by_hand of_all_rows collectives"),
     after=names("recompute offload gather_per_use needed_collectives"),
 )

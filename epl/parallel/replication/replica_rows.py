@@ -9,7 +9,7 @@ rows is exact, as gradients are averaged. A run tells its own writes and mixing 
 lists those of a step.
 """
 
-from typing import AbstractSet, Dict, List, NamedTuple, Optional, Sequence, Set, Tuple
+from typing import AbstractSet, Container, Dict, List, NamedTuple, Optional, Sequence, Set, Tuple
 
 import tensorflow.compat.v1 as tf
 
@@ -20,8 +20,9 @@ from epl.ir.graph import Graph
 from epl.ir.inserted_ops import THE_USER
 from epl.ir.taskgraph import PHASE_ATTR
 from epl.ir.view import GraphView
-from epl.parallel.plan.plan import Plan, world_size
+from epl.parallel.plan.plan import Plan, section, world_size
 from epl.parallel.plan.replica_groups import replica_groups
+from epl.parallel.plan.sections import BatchNormSection
 from epl.parallel.replication.whole_writes import WholeWrites, choose
 from epl.parallel.rewriting.training_writes import find_training_writes
 from epl.parallel.sharding.row_flow import SAME, UNKNOWN, Flow, Output, RowFlow, rows
@@ -83,9 +84,11 @@ def find(
     gradients = boundary_nodes(view, calls)
     written = _written_values(graph.tf_graph, view, global_variables, gradients)
     objective = {view.index[y.op.name] for call in calls for y in call.ys}
-    before_loss = _needed(view, objective, gradients, set())
-    nodes = _needed(view, {node for _, values in written.values() for node, _ in values}, gradients, before_loss)
-    sources = _sources(graph, view, nodes)
+    statistics = _statistics_of_all(plan, view)
+    before_loss = _needed(view, objective, gradients, set(), statistics)
+    written_values = {node for _, values in written.values() for node, _ in values}
+    nodes = _needed(view, written_values, gradients, before_loss, statistics)
+    sources = {**_sources(graph, view, nodes), **statistics}
     flow = RowFlow(graph.tf_graph, view, nodes, sources, _lowered(graph, view))
     writing = [
         (node, variable)
@@ -150,15 +153,23 @@ def _written_values(
     return found
 
 
-def _needed(view: GraphView, roots: Set[int], gradients: Set[int], known: Set[int]) -> Set[int]:
-    """`known`, and what values are computed from, but for gradients, which the plan makes equal on all replicas."""
+def _statistics_of_all(plan: Plan, view: GraphView) -> Dict[Output, Flow]:
+    """The sums of all rows that batch norms take (`batch_norm.sync`)."""
+    planned = section(plan, BatchNormSection)
+    return {} if planned is None else {(view.index[op], 0): SAME for op in planned.ops}
+
+
+def _needed(
+    view: GraphView, roots: Set[int], gradients: Set[int], known: Set[int], statistics: Container[Output]
+) -> Set[int]:
+    """`known`, and what values are computed from, but for what the plan makes equal on all replicas, as gradients."""
     found = set(known)
     stack = list(roots)
     while stack:
         node = stack.pop()
         if node not in found and node not in gradients and not _is_of_gradients(view, node):
             found.add(node)
-            if view.types[node] not in op_types.VARIABLES:
+            if view.types[node] not in op_types.VARIABLES and (node, 0) not in statistics:
                 stack += [one for name, one in zip(view.nodes[node].input, view.producers[node]) if name[0] != "^"]
     return found
 

@@ -176,8 +176,9 @@ class RewriteContext:
       counted: names of the data sources whose rows are the weight of replica 0 when nothing is fed.
       gates: one gate per group of gradients, or per accumulation; groups with one accumulation share the op.
       collectives: names of the collective ops of replica 0.
-      by_hand: fed True in writes by hand, which leave out the collectives `of_all_rows`; None if there are none.
-      of_all_rows: names of the collectives that give writes the values of all rows.
+      by_hand: fed True in writes by hand, and in runs that only show values, which leave out the collectives
+        `of_all_rows`; None if there are none.
+      of_all_rows: names of the collectives that give writes the values of all rows, and batch norms their statistics.
       merged: tensor name -> its merged value, which is fetched instead.
       summarized: index in `view` of a summary op of a merged value -> name of the tensor that is merged.
       plain_summaries: name of an op that depends on such a summary -> its copy with the values of replica 0.
@@ -459,6 +460,13 @@ class RewriteContext:
         if op.name not in self.user_nodes:
             self.user_nodes[op.name] = op.node_def
         return op
+
+    def switch_by_hand(self) -> tf.Tensor:
+        """`by_hand`, which is made when it is first asked for."""
+        if self.by_hand is None:
+            with self.building("by_hand"):
+                self.by_hand = tf.placeholder_with_default(tf.constant(False), [], name="by_hand")
+        return self.by_hand
 
     @contextlib.contextmanager
     def building(self, scope: str, stage: int = 0) -> Iterator[None]:

@@ -15,7 +15,7 @@ no training needs come last in their stream. The barriers are built when the mic
 """
 
 from types import MappingProxyType
-from typing import Container, List, Mapping, Sequence, Set
+from typing import Container, List, Mapping, NamedTuple, Sequence, Set, Tuple
 
 import tensorflow.compat.v1 as tf
 
@@ -29,6 +29,20 @@ from epl.parallel.rewriting.pass_manager import Pass, names
 from epl.parallel.rewriting.training_writes import find_training_writes
 from epl.parallel.sharding.resharding import CollectiveStream
 from epl.utils import tf_compat
+
+
+class OrderedCollective(NamedTuple):
+    """A collective of one communicator.
+
+    Attributes:
+      op: the collective.
+      ends: ops that run after it, whether or not the branch is taken that it is in; outside of branches, itself.
+      stage: of its device.
+    """
+
+    op: tf.Operation
+    ends: Tuple[tf.Operation, ...]
+    stage: int
 
 
 def run(rewrite: RewriteContext) -> None:
@@ -67,18 +81,24 @@ def skip_unneeded(
     """
     for number, stream in enumerate(_streams(rewrite)):
         ops = _in_order(rewrite, stream, copied)
-        passed: List[tf.Operation] = []
         for place, op in enumerate(ops):
             _forget(rewrite, op, set(ops[:place]))
-            tf_compat.add_control_inputs(rewrite.remember(op), passed)
-            if op is not ops[-1]:
-                scope = f"needed/stream{number}_{place}"
-                with rewrite.building(scope, stage_of.get(op.name, 0)):
-                    name, barrier = build_barrier([op])
-                tf_compat.set_attr(rewrite.tf_graph.get_tensor_by_name(name).op, DEFAULT_ATTR, tf.AttrValue(b=True))
-                tf_compat.add_control_inputs(barrier, passed)
-                passed = [barrier]
-                rewrite.orders.append(Order((name,), frozenset([op.name])))
+        ordered = [OrderedCollective(op, (op,), stage_of.get(op.name, 0)) for op in ops]
+        order_needed(rewrite, ordered, f"stream{number}")
+
+
+def order_needed(rewrite: RewriteContext, ordered: Sequence[OrderedCollective], scope: str) -> None:
+    """Lets each collective wait for those of the earlier ones that a run needs; `scope` names the barriers."""
+    passed: List[tf.Operation] = []
+    for place, (op, ends, stage) in enumerate(ordered):
+        tf_compat.add_control_inputs(rewrite.remember(op), passed)
+        if place < len(ordered) - 1:
+            with rewrite.building(f"needed/{scope}_{place}", stage):
+                name, barrier = build_barrier(ends)
+            tf_compat.set_attr(rewrite.tf_graph.get_tensor_by_name(name).op, DEFAULT_ATTR, tf.AttrValue(b=True))
+            tf_compat.add_control_inputs(barrier, passed)
+            passed = [barrier]
+            rewrite.orders.append(Order((name,), frozenset([op.name])))
 
 
 def _streams(rewrite: RewriteContext) -> Sequence[CollectiveStream]:

@@ -1,0 +1,113 @@
+"""Gives batch norms the statistics of all rows, forward and backward (`batch_norm.sync`).
+
+The sums that a marker (moments.py) passes on become those of all replicas. Forward, a run that neither trains nor
+writes feeds `by_hand`, so that it takes the statistics of the rows that it has, and waits for no other worker:
+
+             .--> all-reduce --.
+    sums --> switch            merge --> marker
+     by_hand ^ '---------------'
+
+Backward, the loss of all rows is the mean of the replicas' losses with their weights w (batch_weights.py), and each
+replica computes the gradient of its own: so its sums are multiplied by w, and what it gets is divided by w.
+
+The collectives of a direction share a communicator, on which they follow each other in the order of the graph.
+"""
+
+from typing import List
+
+import tensorflow.compat.v1 as tf
+
+from epl.ir.control_flow import depths_of, ends_of, run_order
+from epl.ir.view import GraphView
+from epl.ops.op_types import COLLECTIVE_OP_TYPES
+from epl.ops.weighing import weighed
+from epl.parallel.batch_norm import sites
+from epl.parallel.batch_norm.moments import BACKWARD
+from epl.parallel.plan.communicators import batch_norm_communicator
+from epl.parallel.plan.plan import section
+from epl.parallel.plan.sections import BatchNormSection
+from epl.parallel.rewriting.context import RewriteContext
+from epl.parallel.rewriting.needed_collectives import OrderedCollective, order_needed
+from epl.parallel.rewriting.pass_manager import Pass, names
+from epl.utils import tf_compat
+
+
+def run(rewrite: RewriteContext) -> None:
+    """Adds the collectives of replica 0."""
+    planned = section(rewrite.plan, BatchNormSection)
+    if planned is None:
+        return
+    view = GraphView(rewrite.tf_graph)
+    forward = [view.index[op] for op in planned.ops]
+    after = view.descendants(set(forward))
+    marked = set(sites.marked_nodes(view, BACKWARD))
+    backward = [node for node in run_order(view) if node in after and node in marked]
+    by_hand = rewrite.switch_by_hand()
+    made = [_sum_forward(rewrite, view.nodes[node].name, by_hand) for node in forward]
+    rewrite.of_all_rows |= {op.name for op in made}
+    _order(rewrite, view, forward, made, "forward")
+    _order(rewrite, view, backward, [_sum_backward(rewrite, view.nodes[node].name) for node in backward], "backward")
+
+
+def _sum_forward(rewrite: RewriteContext, name: str, by_hand: tf.Tensor) -> tf.Operation:
+    """Puts the sums of all rows in place of a replica's; returns the collective."""
+    op = rewrite.remember(rewrite.operation(name))
+    own = op.inputs[0]
+    with rewrite.building(f"batch_norm/{name}"):
+        sent, known = tf.raw_ops.Switch(data=own, pred=by_hand)
+        total = _all_reduce(rewrite, name, sent, "forward")
+        sums = tf.raw_ops.Merge(inputs=[total, known]).output
+        sums.set_shape(own.shape)
+    tf_compat.set_input(op, 0, sums)
+    return _collective(rewrite, total)
+
+
+def _sum_backward(rewrite: RewriteContext, name: str) -> tf.Operation:
+    """Puts the gradient of the loss of all rows in place of a replica's; returns the collective."""
+    op = rewrite.remember(rewrite.operation(name))
+    weight = rewrite.weight
+    assert weight is not None  # there are several replicas
+    with rewrite.building(f"batch_norm/{name}"):
+        if rewrite.plan.reduce_method == "sum":
+            weight = tf.sign(weight)
+        total = _all_reduce(rewrite, name, weighed(op.inputs[0], weight), "backward")
+        own = tf.math.divide_no_nan(total, tf.fill(tf.shape(total), tf.cast(weight, total.dtype)))
+    tf_compat.set_input(op, 0, own)
+    return _collective(rewrite, total)
+
+
+def _all_reduce(rewrite: RewriteContext, name: str, sums: tf.Tensor, direction: str) -> tf.Tensor:
+    communicator = rewrite.communicator(batch_norm_communicator(rewrite.plan, direction))
+    total: tf.Tensor = communicator.all_reduce(sums, rewrite.base_rank, f"batch norm {name}")
+    return total
+
+
+def _collective(rewrite: RewriteContext, total: tf.Tensor) -> tf.Operation:
+    """The collective that gave a total; the run planner knows it from here on."""
+    op = total.op
+    while op.type not in COLLECTIVE_OP_TYPES:
+        op = op.inputs[0].op
+    rewrite.collectives.add(op.name)
+    return op
+
+
+def _order(
+    rewrite: RewriteContext, view: GraphView, nodes: List[int], made: List[tf.Operation], direction: str
+) -> None:
+    """Fixes the order of collectives, one for each node, on their communicator."""
+    depths = depths_of(view)
+    ordered = []
+    for node, op in zip(nodes, made):
+        ends = ends_of(view, node, depths) if depths[node] != (0, 0) else []
+        ordered.append(OrderedCollective(op, tuple(rewrite.operation(view.nodes[n].name) for n in ends) or (op,), 0))
+    order_needed(rewrite, ordered, f"batch_norm_{direction}")
+
+
+PASS = Pass(
+    "sync_batch_norm",
+    run,
+    "batch_norm.sync",
+    adds=names("by_hand of_all_rows collectives orders"),
+    requires=names("weight"),
+    after=names("aggregate_gradients order_scale_updates"),
+)

@@ -1,0 +1,121 @@
+"""Small ResNet blocks with batch norm, and how they are trained."""
+
+from typing import Any, Callable, Dict, Sequence
+
+import numpy as np
+import tensorflow.compat.v1 as tf
+
+from tests.parity.context import GLOBAL_BATCH, STEPS, Context
+from tests.parity.scripts.data import CLASSES, FEATURES, samples
+from tests.parity.scripts.uneven import cut
+
+Norm = Callable[[tf.Tensor, str], tf.Tensor]
+
+
+def layers(maps: tf.Tensor, name: str, fused: bool = False, training: Any = True) -> tf.Tensor:
+    return tf.layers.batch_normalization(maps, training=training, momentum=0.8, epsilon=0.01, fused=fused, name=name)
+
+
+def fused(maps: tf.Tensor, name: str) -> tf.Tensor:
+    return layers(maps, name, True)
+
+
+def half_frozen(maps: tf.Tensor, name: str) -> tf.Tensor:
+    """Fine-tuning: the first block has the statistics that it was trained with."""
+    return layers(maps, name, training=not name.startswith("block1"))
+
+
+def keras(maps: tf.Tensor, name: str) -> tf.Tensor:
+    layer = tf.keras.layers.BatchNormalization(momentum=0.8, epsilon=0.01, fused=False, name=name, dtype=maps.dtype)
+    made = layer(maps, training=True)
+    for update in layer.updates:
+        tf.add_to_collection(tf.GraphKeys.UPDATE_OPS, update)
+    return made
+
+
+def contrib(maps: tf.Tensor, name: str) -> tf.Tensor:
+    from tensorflow.contrib import layers as contrib_layers
+
+    return contrib_layers.batch_norm(
+        maps, decay=0.8, epsilon=0.01, scale=True, is_training=True, fused=False, scope=name
+    )
+
+
+def chosen(maps: tf.Tensor, name: str) -> tf.Tensor:
+    """Whether it trains is fed."""
+    return layers(maps, name, training=tf.get_collection("is_training")[0])
+
+
+NORMS: Dict[str, Norm] = {one.__name__: one for one in (layers, half_frozen, keras, contrib, chosen)}
+
+
+def _initializer(shape: Sequence[int], dtype: Any = tf.float32, partition_info: Any = None, **unused: Any) -> tf.Tensor:
+    size = int(np.prod(shape))
+    return tf.constant(np.sin(np.arange(size) * 1.7 + 1).reshape(shape) / np.sqrt(size / shape[-1]), dtype)
+
+
+def _convolved(maps: tf.Tensor, filters: int, name: str, size: int = 3) -> tf.Tensor:
+    return tf.layers.conv2d(
+        maps, filters, size, padding="same", use_bias=False, kernel_initializer=_initializer, name=name
+    )
+
+
+def block(norm: Norm, maps: tf.Tensor, filters: int, name: str) -> tf.Tensor:
+    """A residual block; the batch norm of the shortcut and those of the other branch do not wait for each other."""
+    shortcut = norm(_convolved(maps, filters, name + "_shortcut", 1), name + "_norm_shortcut")
+    inner = tf.nn.relu(norm(_convolved(maps, filters, name + "_a"), name=name + "_norm_a"))
+    return tf.nn.relu(shortcut + norm(_convolved(inner, filters, name + "_b"), name + "_norm_b"))
+
+
+def blocks(norm: Norm, x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
+    maps = block(norm, tf.reshape(x, [-1, 2, 3, FEATURES // 6]), 4, "block1")
+    hidden = tf.reduce_mean(block(norm, maps, 3, "block2"), [1, 2])
+    logits = tf.layers.dense(hidden, CLASSES, kernel_initializer=_initializer, name="logits")
+    return tf.reduce_mean(tf.nn.sparse_softmax_cross_entropy_with_logits(labels=y, logits=logits))
+
+
+def train(
+    ctx: Context, norm: str, dtype: str = "float64", shares: Sequence[int] = (), alone: bool = False, **config: Any
+) -> None:
+    """Trains in a plain session, with momentum.
+
+    Args:
+      ctx: the run.
+      norm: of NORMS, or "fused".
+      dtype: of the model.
+      shares: rows of each replica, in proportion; equal by default.
+      alone: only the first worker evaluates, on all rows of a batch.
+      config: of EPL.
+    """
+    if shares:
+        config["auto__balance"] = ":".join(map(str, shares))
+    ctx.init(**config)
+    data = samples()
+    x = tf.placeholder(dtype, [None, FEATURES], "x")
+    y = tf.placeholder(tf.int32, [None], "y")
+    tf.add_to_collection("is_training", tf.placeholder_with_default(True, [], "is_training"))
+    loss = blocks(fused if norm == "fused" else NORMS[norm], x, y)
+    rate = tf.train.MomentumOptimizer(0.1, 0.9)
+    with tf.control_dependencies(tf.get_collection(tf.GraphKeys.UPDATE_OPS)):
+        train_op = rate.minimize(loss, tf.train.get_or_create_global_step())
+    if ctx.planned and shares:
+        import epl
+
+        epl.add_to_collection(loss, epl.GraphKeys.GLOBAL_MEAN_OBJECTS)
+    with tf.Session() as sess:
+        sess.run(tf.global_variables_initializer())
+        for step in range(STEPS):
+            rows = np.arange(step * GLOBAL_BATCH, (step + 1) * GLOBAL_BATCH)
+            if ctx.planned:
+                sizes = cut(GLOBAL_BATCH, shares or [1] * ctx.replicas)
+                own = ctx.replicas // ctx.workers
+                rows = rows[sum(sizes[: ctx.worker * own]) : sum(sizes[: (ctx.worker + 1) * own])]
+            feed = {x: data.x[rows] * 3 + 5, y: data.y[rows]}
+            value, _ = sess.run([loss, train_op], feed)
+            ctx.record(loss=value)
+        if alone and ctx.worker == 0:
+            is_training = tf.get_collection("is_training")[0]
+            feed = {x: data.x[:6], y: data.y[:6]}
+            value = [sess.run(loss, {**feed, is_training: trains}) for trains in (False, True)]
+            ctx.record(evaluated=value)
+        ctx.record_variables(sess)

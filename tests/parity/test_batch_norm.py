@@ -1,0 +1,59 @@
+"""Batch norm of all rows (`batch_norm.sync`): layers that are not fused train as they do on one device."""
+
+from typing import Any, Dict, Tuple
+
+import numpy as np
+import pytest
+import tensorflow.compat.v1 as tf
+
+from tests.parity.oracle import Oracle, every_topology
+from tests.parity.scripts import batch_norms
+
+EXACT = 1e-12
+IS_TF_1 = tf.__version__.startswith("1.")
+NORMS = [name for name in sorted(batch_norms.NORMS) if IS_TF_1 or "contrib" not in name]
+SYNC = {"batch_norm__sync": True}
+
+
+@pytest.mark.parametrize("norm", NORMS)
+@every_topology
+def test_layers_of_ordinary_ops_in_float64(oracle: Oracle, topology: Tuple[int, int], norm: str) -> None:
+    oracle.check(topology, batch_norms.train, norm=norm, tolerance=EXACT, **SYNC)
+
+
+@pytest.mark.parametrize("topology,shares", [((1, 2), (5, 3)), ((2, 1), (5, 3)), ((2, 2), (4, 1, 2, 1))])
+def test_replicas_of_unequal_rows(oracle: Oracle, topology: Tuple[int, int], shares: Tuple[int, ...]) -> None:
+    oracle.check(topology, batch_norms.train, norm="layers", shares=shares, tolerance=EXACT, **SYNC)
+
+
+@pytest.mark.parametrize("level", ["v0", "v1"])
+def test_optimizer_states_in_parts(oracle: Oracle, level: str) -> None:
+    oracle.check((2, 2), batch_norms.train, norm="layers", tolerance=EXACT, zero__level=level, **SYNC)
+
+
+@pytest.mark.parametrize("norm", ["chosen", "layers"])
+@every_topology
+def test_a_worker_that_evaluates_alone_waits_for_no_other(oracle: Oracle, topology: Tuple[int, int], norm: str) -> None:
+    alone = {"norm": norm, "alone": True}
+    answers = oracle.check(topology, batch_norms.train, tolerance=EXACT, **alone, **SYNC)
+    expected = oracle.plain(batch_norms.train, **alone).results["evaluated"]
+    np.testing.assert_allclose(answers[0].results["evaluated"], expected, rtol=EXACT)
+
+
+def test_a_fused_layer_is_refused(oracle: Oracle) -> None:
+    (answer,) = oracle.failing_plan((1, 2), batch_norms.train, norm="fused", dtype="float32", **SYNC)
+    assert "not available yet: batch_norm.sync with a fused batch norm" in (answer.error or "")
+    assert "fused=False" in (answer.error or "")
+
+
+@pytest.mark.parametrize(
+    "config,word",
+    [
+        ({"amp__level": "o1"}, "amp.level"),
+        ({"gradient_checkpoint__type": "auto"}, "gradient_checkpoint.type"),
+        ({"pipeline__num_micro_batch": 2}, "pipeline.num_micro_batch"),
+    ],
+)
+def test_what_is_not_proved_is_refused(oracle: Oracle, config: Dict[str, Any], word: str) -> None:
+    (answer,) = oracle.failing_plan((1, 2), batch_norms.train, norm="layers", **SYNC, **config)
+    assert f"not available yet: batch_norm.sync with {word}" in (answer.error or "")
