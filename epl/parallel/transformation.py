@@ -215,7 +215,7 @@ def transform(tf_graph: Optional[tf.Graph] = None) -> Optional[TransformReport]:
             if rewrite.spans_processes:
                 _open_communicators(rewrite)
             if rewrite.world_size > 1:
-                find_replica_rows(rewrite, GraphView(rewrite.tf_graph))
+                find_replica_rows(rewrite, GraphView(rewrite.tf_graph), env.config.replicate.state)
             with changing(graph, rewrite):
                 passes = run_passes(passes_of(features.FEATURES), rewrite)
                 checkpoints = graph.state_of(Checkpoints)
@@ -233,13 +233,14 @@ def transform(tf_graph: Optional[tf.Graph] = None) -> Optional[TransformReport]:
     return TransformReport(plan, passes, time.process_time() - start, len(rewrite.cloned), rewrite.local_replicas)
 
 
-def find_replica_rows(rewrite: RewriteContext, view: GraphView) -> None:
+def find_replica_rows(rewrite: RewriteContext, view: GraphView, state: str) -> None:
     """Notes what depends on the rows that a replica has. The training does not need it, so no error ends it.
+
+    With `state` "all" writes are to take values of all rows, as `replicate.state` says.
 
     The view is not kept: features change ops before the first pass with a view, and do not say which.
     """
     try:
-        state = rewrite.config.replicate.state
         found = replica_rows.find(rewrite.graph, rewrite.plan, view, rewrite.global_variables, state)
         rewrite.graph.keep(ReplicaRows, found)
     except Exception as error:

@@ -106,3 +106,24 @@ def _keras(ctx: Context, how: str) -> None:
 @pytest.mark.parametrize("topology", [(1, 2), (2, 1)])
 def test_keras_goes_on_with_another_training_function(oracle: Oracle, topology: Sequence[int], how: str) -> None:
     oracle.check(topology, _keras, how=how)
+
+
+def test_a_write_that_is_built_late_keeps_the_rows_of_its_replica_and_is_told(init, caplog):
+    init(2)
+    x = tf.placeholder(tf.float32, [None, 2])
+    w = tf.get_variable("w", [2, 1], initializer=tf.ones_initializer())
+    mean, bank = [
+        tf.get_variable(name, [2], initializer=tf.zeros_initializer(), trainable=False) for name in ("mean", "bank")
+    ]
+    first = tf.train.GradientDescentOptimizer(0.1).minimize(tf.reduce_mean(tf.matmul(x, w)))
+    early = mean.assign(tf.reduce_mean(x, 0))
+    rows = np.arange(8.0).reshape(4, 2)
+    with tf.Session() as session:
+        session.run(tf.global_variables_initializer())
+        session.run([first, early], {x: rows})
+        assert session.run(mean).tolist() == rows.mean(0).tolist()
+        second = tf.train.GradientDescentOptimizer(0.1).minimize(tf.reduce_sum(tf.square(w)) + tf.reduce_mean(x))
+        late = bank.assign(tf.reduce_mean(x, 0))
+        session.run([second, early, late], {x: rows})
+        assert session.run(mean).tolist() == rows.mean(0).tolist()
+    assert "writes `bank` from the rows of each replica" in caplog.text and "`mean`" not in caplog.text

@@ -39,7 +39,8 @@ def run(rewrite: RewriteContext) -> None:
     whole = None if found is None else found.whole
     if found is None or whole is None or not whole.writes:
         return
-    rewrite.graph.keep(ReplicaRows, found._replace(whole=None))
+    lowered = found.lowered.union(whole.view.nodes[write.node].name for write in whole.writes)
+    rewrite.graph.keep(ReplicaRows, found._replace(whole=None, lowered=lowered))
     wholes = _Wholes(rewrite, whole, rewrite.switch_by_hand())
     for number, write in enumerate(whole.writes):
         op = rewrite.remember(rewrite.operation(whole.view.nodes[write.node].name))

@@ -9,7 +9,7 @@ rows is exact, as gradients are averaged. A run tells its own writes and mixing 
 lists those of a step.
 """
 
-from typing import AbstractSet, Container, Dict, List, NamedTuple, Optional, Sequence, Set, Tuple
+from typing import AbstractSet, Container, Dict, FrozenSet, List, NamedTuple, Optional, Sequence, Set, Tuple
 
 import tensorflow.compat.v1 as tf
 
@@ -60,10 +60,12 @@ class ReplicaRows(NamedTuple):
     Attributes:
       findings: the worst first: writes, ops that mix rows before the loss, shown values.
       whole: the writes that are to take values of all rows; they are no findings.
+      lowered: names of the writes that take them already.
     """
 
     findings: Tuple[RowFinding, ...] = ()
     whole: Optional[WholeWrites] = None
+    lowered: FrozenSet[str] = frozenset()
 
 
 def find(
@@ -90,10 +92,12 @@ def find(
     nodes = _needed(view, written_values, gradients, before_loss, statistics)
     sources = {**_sources(graph, view, nodes), **statistics}
     flow = RowFlow(graph.tf_graph, view, nodes, sources, _lowered(graph, view))
+    earlier = graph.state_of(ReplicaRows)
+    lowered: FrozenSet[str] = frozenset() if earlier is None else earlier.lowered
     writing = [
         (node, variable)
         for node, (variable, values) in sorted(written.items())
-        if any(not flow.of(value).is_same for value in values)
+        if view.nodes[node].name not in lowered and any(not flow.of(value).is_same for value in values)
     ]
     whole = None
     if writing and state == "all" and _is_one_part(graph, plan):
@@ -112,6 +116,7 @@ def find(
             + [RowFinding(SHOWS, *place, _in_words_of_shown(tensors)) for place, tensors in names.by_place(shown)]
         ),
         whole,
+        lowered,
     )
 
 
