@@ -275,6 +275,7 @@ class RewriteContext:
         self.weight, self.weights, self.counted = earlier.weight, earlier.weights, earlier.counted
         self.gates = list(earlier.gates)
         self.collectives = set(earlier.collectives)
+        self.by_hand, self.of_all_rows = earlier.by_hand, earlier.of_all_rows
         self.merged = dict(earlier.merged)
         self.plain_summaries = dict(earlier.plain_summaries)
         self.syncs = list(earlier.syncs)
