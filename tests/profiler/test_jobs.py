@@ -90,7 +90,7 @@ def test_a_session_that_spans_workers_shows_all_of_its_devices(nursery, tmp_path
 def test_workers_write_summaries_of_their_own_devices_and_worker_0_those_of_the_job(nursery, tmp_path):
     run(nursery, tmp_path, 2, 1, script=SUMMARIES)
     both = {"epl/exposed_communication", "epl/peak_memory_mb/worker_0_CPU_0"}
-    assert set(values(tmp_path / "out")) == both | {"epl/loss", "epl/samples_per_second"}
+    assert set(values(tmp_path / "out")) == both | {"epl/loss", "epl/samples_per_second", "epl/tflops_per_second"}
     others = values(tmp_path / "out" / "worker_1")
     assert set(others) == {"epl/exposed_communication", "epl/peak_memory_mb/worker_1_CPU_0"}
     assert steps(tmp_path / "out", "loss") == [1, 3] and steps(tmp_path / "out", "exposed_communication") == [2, 4]

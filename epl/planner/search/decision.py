@@ -37,7 +37,7 @@ from epl.planner.search.planned_model import PlannedModel, planned_model
 from epl.planner.search.reasons import with_origins
 from epl.planner.search.search_time import SearchTime
 from epl.planner.search.speed_balance import KEY, SPEED, balanced, is_open, with_balance
-from epl.planner.search.split_choices import SplitChooser, is_over_all, with_choices_of_all, with_own_choices
+from epl.planner.search.split_choices import SplitChooser, with_choices_of_all, with_own_choices
 from epl.planner.search.stage_search import StageSearch
 from epl.planner.search.timed_comparison import TimedComparison
 from epl.planner.search.training_batches import (
@@ -180,8 +180,6 @@ def _enough_devices(
     graph: Graph, found: ForwardPass, ys: Any, stages_of: StagesOf, model: PlannedModel, are_cut: bool
 ) -> str:
     """How many devices would do for a model that fits by no candidate, in a sentence."""
-    if any(is_over_all(block) and block.ratios for block in model.strategy.blocks):
-        return "More devices were not tried: the ratios of the split over all devices are for those that there are."
     fraction = Env.get().config.auto.memory_fraction
 
     def find(larger: PlannedModel) -> Optional[str]:

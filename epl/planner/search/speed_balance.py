@@ -9,6 +9,7 @@ even rows as fast? ------------------> proportions, which the strategy keeps, or
 Bytes are not linear in the rows: the peak of many rows is at another op than that of few. So they are simulated.
 """
 
+import json
 import math
 from typing import Dict, List, Optional, Sequence, Tuple
 
@@ -32,7 +33,7 @@ _PARTS = 256  # of the rows of a batch: how finely the rows that fit are found
 
 def is_open(strategy: Strategy) -> bool:
     """Whether a strategy leaves the rows of replicas to the speed of their devices."""
-    return bool(decided(strategy)[KEY] == SPEED)
+    return any(setting.key == KEY and json.loads(setting.value) == SPEED for setting in strategy.settings)
 
 
 def with_balance(strategy: Strategy, balance: str) -> Strategy:

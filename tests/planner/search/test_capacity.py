@@ -1,6 +1,5 @@
 """How many devices a model needs that does not fit."""
 
-import contextlib
 import json
 import logging
 import re
@@ -9,7 +8,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import epl
 from epl.planner.prediction.layout import decided
 from epl.planner.search import decision
 from epl.planner.search.candidates import candidates
@@ -143,15 +141,6 @@ def test_a_search_without_a_plan_says_what_would_do(init, tmp_path, memory, mess
             auto__rows=16,
         )
         _minimize(width=768)  # a plan is found
-
-
-def test_ratios_of_a_split_over_all_devices_are_of_no_more(init, tmp_path, monkeypatch):  # noqa: F811
-    own = (lambda: epl.split(ratios=[3, 1]), contextlib.ExitStack)
-    monkeypatch.setitem(SCRIPTS, "all with ratios", (2, {}, own))
-    machine = {"devices": {"tiny": {"preset": "v100-16", "memory": "500 kB"}}, "nodes": ["2*tiny"]}
-    config = {"auto__planner": "search", "auto__steps": 0, "auto__machine": _machine(tmp_path, machine)}
-    with pytest.raises(PlanError, match="More devices were not tried: the ratios of the split over all devices"):
-        _begin(init, "all with ratios", **config)
 
 
 def test_a_split_over_all_devices_is_cut_for_more_of_them(init, tmp_path):  # noqa: F811
