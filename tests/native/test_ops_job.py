@@ -2,6 +2,7 @@
 
 import _thread
 import os
+import signal
 import threading
 
 import ops_harness
@@ -149,7 +150,15 @@ def test_error_of_a_blocking_call_reaches_the_caller():
         interruptible(fail)
 
 
-def test_result_that_comes_after_the_interrupt_is_taken_back():
+@pytest.fixture
+def heeds_interrupts():
+    """Lets this process react to an interrupt, which it ignores in a test run under nohup or in the background."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+def test_result_that_comes_after_the_interrupt_is_taken_back(heeds_interrupts):
     released, undone = threading.Event(), threading.Event()
 
     def call():
