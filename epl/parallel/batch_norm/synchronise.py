@@ -1,11 +1,8 @@
 """Gives batch norms the statistics of all rows, forward and backward (`batch_norm.sync`).
 
 The sums that a marker (moments.py) passes on become those of all replicas. Forward, a run that neither trains nor
-writes feeds `by_hand`, so that it takes the statistics of the rows that it has, and waits for no other worker:
-
-             .--> all-reduce --.
-    sums --> switch            merge --> marker
-     by_hand ^ '---------------'
+writes takes the statistics of the rows that it has, and waits for no other worker
+(`epl/parallel/rewriting/by_hand.py`).
 
 Backward, the loss of all rows is the mean of the replicas' losses with their weights w (batch_weights.py), and each
 replica computes the gradient of its own: so its sums are multiplied by w, and what it gets is divided by w.
@@ -26,6 +23,7 @@ from epl.parallel.batch_norm.moments import BACKWARD
 from epl.parallel.plan.communicators import batch_norm_communicator
 from epl.parallel.plan.plan import section
 from epl.parallel.plan.sections import BatchNormSection
+from epl.parallel.rewriting.by_hand import unless_by_hand
 from epl.parallel.rewriting.context import RewriteContext
 from epl.parallel.rewriting.needed_collectives import OrderedCollective, order_needed
 from epl.parallel.rewriting.pass_manager import Pass, names
@@ -42,24 +40,20 @@ def run(rewrite: RewriteContext) -> None:
     after = view.descendants(set(forward))
     marked = set(sites.marked_nodes(view, BACKWARD))
     backward = [node for node in run_order(view) if node in after and node in marked]
-    by_hand = rewrite.switch_by_hand()
-    made = [_sum_forward(rewrite, view.nodes[node].name, by_hand) for node in forward]
-    rewrite.of_all_rows |= {op.name for op in made}
+    made = [_sum_forward(rewrite, view.nodes[node].name) for node in forward]
     _order(rewrite, view, forward, made, "forward")
     _order(rewrite, view, backward, [_sum_backward(rewrite, view.nodes[node].name) for node in backward], "backward")
 
 
-def _sum_forward(rewrite: RewriteContext, name: str, by_hand: tf.Tensor) -> tf.Operation:
+def _sum_forward(rewrite: RewriteContext, name: str) -> tf.Operation:
     """Puts the sums of all rows in place of a replica's; returns the collective."""
     op = rewrite.remember(rewrite.operation(name))
     own = op.inputs[0]
     with rewrite.building(f"batch_norm/{name}"):
-        sent, known = tf.raw_ops.Switch(data=own, pred=by_hand)
-        total = _all_reduce(rewrite, name, sent, "forward")
-        sums = tf.raw_ops.Merge(inputs=[total, known]).output
+        sums, (collective,) = unless_by_hand(rewrite, own, lambda sent: _all_reduce(rewrite, name, sent, "forward"))
         sums.set_shape(own.shape)
     tf_compat.set_input(op, 0, sums)
-    return _collective(rewrite, total)
+    return collective
 
 
 def _sum_backward(rewrite: RewriteContext, name: str) -> tf.Operation:

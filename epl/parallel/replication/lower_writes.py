@@ -6,12 +6,8 @@
 The forward pass keeps its own ops: only what a write takes is computed anew, and `whole_writes.py` has chosen it. The
 collectives of a write have a communicator of their own, so that a run may make one write without the others.
 
-A write by hand, a run without gradients in which every replica is fed all rows, has the wholes already. It feeds
-`by_hand`, and no collective runs:
-
-              .--> collective --.
-    value --> switch            merge --> whole
-      by_hand ^ '---------------'
+A write by hand, a run without gradients in which every replica is fed all rows, has the wholes already, and runs no
+collective (`epl/parallel/rewriting/by_hand.py`).
 """
 
 from typing import Any, Callable, Dict, List, Sequence, Tuple
@@ -21,10 +17,10 @@ import tensorflow.compat.v1 as tf
 from epl.ir.clone import copy_op
 from epl.ir.dataflow import data_inputs
 from epl.ops.communicator import Communicator
-from epl.ops.op_types import COLLECTIVE_OP_TYPES
 from epl.ops.weighing import weighed
 from epl.parallel.replication.replica_rows import ReplicaRows
 from epl.parallel.replication.whole_writes import WholeWrites
+from epl.parallel.rewriting.by_hand import unless_by_hand
 from epl.parallel.rewriting.context import RewriteContext
 from epl.parallel.rewriting.pass_manager import Pass, names
 from epl.parallel.sharding.forward_shapes import ASKS_SHAPE
@@ -41,35 +37,28 @@ def run(rewrite: RewriteContext) -> None:
         return
     lowered = found.lowered.union(whole.view.nodes[write.node].name for write in whole.writes)
     rewrite.graph.keep(ReplicaRows, found._replace(whole=None, lowered=lowered))
-    wholes = _Wholes(rewrite, whole, rewrite.switch_by_hand())
+    wholes = _Wholes(rewrite, whole)
     for number, write in enumerate(whole.writes):
         op = rewrite.remember(rewrite.operation(whole.view.nodes[write.node].name))
         values = wholes.of_write(number, [(one, op.inputs[at]) for at, one in write.values])
         for (at, _), value in zip(write.values, values):
             if op.inputs[at] is not value:
                 tf_compat.set_input(op, at, value)
-    rewrite.of_all_rows |= set(wholes.collectives)
-    rewrite.collectives |= set(wholes.collectives)
 
 
 class _Wholes:
-    """Builds the wholes of values, each once.
+    """Builds the wholes of values, each once."""
 
-    Attributes:
-      collectives: names of the collectives.
-    """
-
-    def __init__(self, rewrite: RewriteContext, whole: WholeWrites, by_hand: tf.Tensor) -> None:
+    def __init__(self, rewrite: RewriteContext, whole: WholeWrites) -> None:
         self._rewrite = rewrite
         self._view = whole.view
         self._lowering = whole.lowering
-        self._by_hand = by_hand
         self._own: Dict[int, List[tf.Tensor]] = {}
         self._wholes: Dict[Output, tf.Tensor] = {}
         self._counts: Dict[Tuple[Output, int], tf.Tensor] = {}
         self._name = ""
         self._last: List[tf.Operation] = []  # the last collective of the write
-        self.collectives: List[str] = []
+        self._collectives = 0  # so far
 
     def of_write(self, number: int, values: Sequence[Tuple[Output, tf.Tensor]]) -> List[tf.Tensor]:
         """The wholes of what a write takes: outputs of the view, and the tensors that they are now."""
@@ -179,17 +168,17 @@ class _Wholes:
     ) -> tf.Tensor:
         """A collective that a write by hand leaves out."""
         rewrite = self._rewrite
-        before = tf_compat.last_op_id(rewrite.tf_graph)
-        sent, known = tf.raw_ops.Switch(data=tensor, pred=self._by_hand)
-        key = f"{self._name}/{len(self.collectives)}"
+        key = f"{self._name}/{self._collectives}"
         communicator = rewrite.communicator(f"{rewrite.plan.name}/{self._name}")
-        with tf.control_dependencies(self._last):
-            received = build(communicator, rewrite.base_rank, key, sent)
-        whole = tf.raw_ops.Merge(inputs=[received, known]).output
+
+        def after_the_last(sent: tf.Tensor) -> tf.Tensor:
+            with tf.control_dependencies(self._last):
+                return build(communicator, rewrite.base_rank, key, sent)
+
+        whole, made = unless_by_hand(rewrite, tensor, after_the_last)
         whole.set_shape(shape)
-        made = [op for op in tf_compat.ops_since(rewrite.tf_graph, before) if op.type in COLLECTIVE_OP_TYPES]
         self._last = made[-1:]
-        self.collectives += [op.name for op in made]
+        self._collectives += len(made)
         return whole
 
     def _copy(self, node: int, inputs: Sequence[tf.Tensor]) -> List[tf.Tensor]:
