@@ -21,6 +21,8 @@ from epl.launcher import plan, processes, secret
 from epl.launcher.options import Options
 from epl.utils.version import INSTALL_PROTOBUF, KNOWN_TENSORFLOWS, VERSION, how_to_install, is_known
 
+ALL_REDUCE = "all-reduce of 1 MB"  # the subject of its findings
+LIMITS = {"EPL_COMMUNICATION_START_TIMEOUT": "60", "EPL_COMMUNICATION_TIMEOUT": "60"}  # of its workers
 _MOST_WORKERS = 2  # without --num_workers
 _SECONDS = 120.0  # for one program, or the workers of all pairs together
 _SEE = "docs/troubleshooting.md has the remedies for many errors"
@@ -96,7 +98,7 @@ def _with_workers(options: Options) -> Options:
 
 
 def _findings(options: Options) -> Iterator[Finding]:
-    yield _python()
+    yield Finding("ok", "Python", platform.python_version())
     usable = True
     for name, code in _VERSIONS:
         finding = _package(name, code, options.env)
@@ -106,7 +108,7 @@ def _findings(options: Options) -> Iterator[Finding]:
     if usable:
         facts, problem = _ask("facts", options.env)
         if facts is None:
-            yield failure("EPL", problem)
+            yield _failure("EPL", problem)
     devices, finding = _devices(options, facts)
     yield finding
     on_gpus = devices is not None and bool(devices[0]["CUDA_VISIBLE_DEVICES"])
@@ -116,19 +118,15 @@ def _findings(options: Options) -> Iterator[Finding]:
     yield finding
     yield _shared_memory(on_gpus)
     if facts is None or facts["native"] or devices is None or ports is None:
-        yield Finding("--", "all-reduce of 1 MB", "not tried, because of the failures above")
+        yield Finding("--", ALL_REDUCE, "not tried, because of the failures above")
     else:
         yield from _pairs(devices, ports, options.env)
-
-
-def _python() -> Finding:
-    return Finding("ok", "Python", platform.python_version())
 
 
 def _package(name: str, code: str, given: Mapping[str, str]) -> Finding:
     version, problem = _output([sys.executable, "-c", code], _environment(given))
     if version is None:
-        return failure(name, problem)
+        return _failure(name, problem)
     if name == "TensorFlow" and not is_known(version):
         remedy = f"EPL needs TensorFlow {KNOWN_TENSORFLOWS}. {how_to_install(sys.version_info[:2])}"
         return Finding("FAIL", name, version, remedy)
@@ -190,19 +188,22 @@ def _shared_memory(on_gpus: bool) -> Finding:
 
 
 def _pairs(devices: Sequence[Mapping[str, str]], ports: List[plan.Port], given: Mapping[str, str]) -> Iterator[Finding]:
-    subject = "all-reduce of 1 MB"
     if len(ports) == 1:
-        yield Finding("--", subject, "one worker has nobody to reduce with; with devices for two give --num_workers 2")
+        text = "one worker has nobody to reduce with; with devices for two give --num_workers 2"
+        yield Finding("--", ALL_REDUCE, text)
         return
     pairs, problem = _time_pairs(devices, ports, given)
     for pair in pairs or []:
-        workers = "workers {} and {}".format(*pair["workers"])
-        if pair["error"]:
-            yield failure(subject, f"{workers}: {pair['error']}")
-        else:
-            yield Finding("ok", subject, f"{workers}: {pair['ms']:.2f} ms ({pair['transport']})")
+        yield of_pair(pair, "workers {} and {}".format(*pair["workers"]))
     if pairs is None:
-        yield failure(subject, problem)
+        yield _failure(ALL_REDUCE, problem)
+
+
+def of_pair(pair: Mapping[str, Any], names: str) -> Finding:
+    """The finding of an all-reduce, as epl/runtime/self_check.py tells it of the two workers that `names` says."""
+    if pair["error"]:
+        return _failure(ALL_REDUCE, f"{names}: {pair['error']}")
+    return Finding("ok", ALL_REDUCE, f"{names}: {pair['ms']:.2f} ms ({pair['transport']})")
 
 
 def _time_pairs(
@@ -211,8 +212,7 @@ def _time_pairs(
     """What worker 0 of a job on 127.0.0.1 says about all pairs; or None, and why."""
     hosts = [f"127.0.0.1:{port.number}" for port in ports]
     common = _environment({})
-    limits = {"EPL_COMMUNICATION_START_TIMEOUT": "60", "EPL_COMMUNICATION_TIMEOUT": "60"}
-    common.update(limits, **secret.random_secret())
+    common.update(LIMITS, **secret.random_secret())
     programs = []
     for index, (own, port) in enumerate(zip(devices, ports)):
         environ = dict(common, TF_CONFIG=plan.tf_config(hosts, index), EPL_LISTEN_FD=str(port.fd))
@@ -300,8 +300,7 @@ def _why(code: int, errors: str) -> str:
     return " ".join(lines[-1:]) or f"exit code {code}, and no error text"
 
 
-def failure(subject: str, problem: str) -> Finding:
-    """The finding of a failed check, with the remedy for what its text says."""
+def _failure(subject: str, problem: str) -> Finding:
     if problem == "killed by SIGILL":
         return Finding("FAIL", subject, problem, _AVX)
     for part, remedy in _REMEDIES:

@@ -6,7 +6,6 @@ all together        a job of one worker on each machine, which runs epl/runtime/
 
 import io
 import json
-import os
 import sys
 from typing import Any, Dict, Iterator, List, Optional
 
@@ -16,9 +15,7 @@ from epl.launcher.console import Console
 from epl.launcher.job import Interrupts, Outcome
 from epl.launcher.options import Options
 
-_SUBJECT = "all-reduce of 1 MB"
 _PREFIX = "[worker 0] "  # before what a worker on another machine prints
-_LIMITS = {"EPL_COMMUNICATION_START_TIMEOUT": "60", "EPL_COMMUNICATION_TIMEOUT": "60"}
 
 
 def run(options: Options) -> int:
@@ -42,7 +39,7 @@ def run(options: Options) -> int:
     hosts = list(machines)
     print(f"between {len(hosts)} machine(s): {', '.join(hosts)}", flush=True)
     if bad:
-        findings = iter([Finding("--", _SUBJECT, f"not tried, because of the failures on {', '.join(bad)}")])
+        findings = iter([Finding("--", check.ALL_REDUCE, f"not tried, because of the failures on {', '.join(bad)}")])
     else:
         findings = _between(options, hosts, interrupts)
     failures = len(bad)
@@ -55,7 +52,7 @@ def run(options: Options) -> int:
 
 def _between(options: Options, hosts: List[str], interrupts: Interrupts) -> Iterator[Finding]:
     if len(hosts) == 1:
-        yield Finding("--", _SUBJECT, "there is one machine")
+        yield Finding("--", check.ALL_REDUCE, "there is one machine")
         return
     job = options._replace(
         check=False,
@@ -64,7 +61,7 @@ def _between(options: Options, hosts: List[str], interrupts: Interrupts) -> Iter
         script="epl.runtime.self_check",
         is_module=True,
         script_args=["pairs"],
-        env={**_LIMITS, **options.env},
+        env={**check.LIMITS, **options.env},
         task_label="check",
     )
     output = io.BytesIO()
@@ -72,15 +69,11 @@ def _between(options: Options, hosts: List[str], interrupts: Interrupts) -> Iter
     lines = output.getvalue().decode("utf-8", "replace").splitlines()
     answer = _answer(lines) if outcome.code == 0 else None
     if answer is None:
-        remedy = f"the messages are above, the logs in {os.path.join('experiments', '')} of each machine"
-        yield Finding("FAIL", _SUBJECT, "the machines cannot meet", remedy)
+        remedy = "the messages are above, the logs in experiments/ of each machine"
+        yield Finding("FAIL", check.ALL_REDUCE, "the machines cannot meet", remedy)
         return
     for pair in answer:
-        names = " and ".join(hosts[worker] for worker in pair["workers"])
-        if pair["error"]:
-            yield check.failure(_SUBJECT, f"{names}: {pair['error']}")
-        else:
-            yield Finding("ok", _SUBJECT, f"{names}: {pair['ms']:.2f} ms ({pair['transport']})")
+        yield check.of_pair(pair, " and ".join(hosts[worker] for worker in pair["workers"]))
 
 
 def _answer(lines: List[str]) -> Optional[List[Dict[str, Any]]]:

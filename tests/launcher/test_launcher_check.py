@@ -154,4 +154,4 @@ def test_one_worker_has_no_pair():
 def test_a_program_that_a_signal_kills_names_it():
     answer = check._output([sys.executable, "-c", "import os; os.kill(os.getpid(), 4)"], os.environ)
     assert answer == (None, "killed by SIGILL")
-    assert "AVX" in check.failure("TensorFlow", answer[1]).remedy
+    assert "AVX" in check._failure("TensorFlow", answer[1]).remedy
