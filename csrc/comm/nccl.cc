@@ -162,7 +162,7 @@ class NcclTransport : public DeviceTransport {
     for (Rank& rank : ranks_) {
       if (rank.context == nullptr) continue;
       api_.cuCtxSetCurrent(rank.context);
-      if (rank.comm != nullptr && !aborted_) api_.ncclCommDestroy(rank.comm);
+      if (rank.comm != nullptr && Aborted().ok()) api_.ncclCommDestroy(rank.comm);
       if (rank.pack != 0) api_.cuMemFree_v2(rank.pack);
       api_.cuStreamDestroy_v2(rank.stream);
     }
@@ -200,7 +200,10 @@ class NcclTransport : public DeviceTransport {
   }
 
   Status Run(const Op& op, const std::vector<Announcement>& all, std::function<void(const Status&)> finished) override {
-    Status status = Connect(op);
+    std::lock_guard<std::mutex> using_comms(comms_mutex_);
+    Status status = Aborted();
+    if (!status.ok()) return status;
+    status = Connect(op);
     std::vector<std::pair<int, Comm>> scalings;
     if (status.ok()) status = Allocate(op, all);
     if (status.ok()) status = Enqueue(op, all, &scalings);
@@ -217,6 +220,8 @@ class NcclTransport : public DeviceTransport {
     }
     if (!status.ok()) {
       job_->Abort(status.message());  // the others have enqueued their part and would wait for ever
+      for (Event end : flight.ends) api_.cuEventDestroy_v2(end);
+      if (connected_) AbortComms(status);
       return status;
     }
     {
@@ -421,10 +426,15 @@ class NcclTransport : public DeviceTransport {
     // Also where the factor is 1: NCCL wants the same kind of operator on every rank, and another's may not be 1.
     double f64 = args.scale;
     float f32 = static_cast<float>(args.scale);
-    uint16_t f16 = HalfBits(args.dtype, args.scale);
-    void* scalar = args.dtype == EPL_FLOAT64   ? static_cast<void*>(&f64)
-                   : args.dtype == EPL_FLOAT32 ? static_cast<void*>(&f32)
-                                               : static_cast<void*>(&f16);
+    uint16_t half = 0;
+    void* scalar = &half;
+    if (args.dtype == EPL_FLOAT64) {
+      scalar = &f64;
+    } else if (args.dtype == EPL_FLOAT32) {
+      scalar = &f32;
+    } else {
+      half = HalfBits(args.dtype, args.scale);
+    }
     int error =
         api_.ncclRedOpCreatePreMulSum(reduction, scalar, DataTypeOf(args.dtype), gpu::kScalarHostImmediate, comm);
     if (error != 0) return NcclError(error, "making a scaled sum");
@@ -521,12 +531,17 @@ class NcclTransport : public DeviceTransport {
     }
   }
 
+  Status Aborted() {
+    std::lock_guard<std::mutex> lock(aborted_mutex_);
+    return aborted_;
+  }
+
   Status AwaitEnd(const Rank& rank, Event end) {
     api_.cuCtxSetCurrent(rank.context);
     const double start = Now();
     for (int round = 0;; ++round) {
       int error = api_.cuEventQuery(end);
-      if (error == 0) return Status();
+      if (error == 0) return Aborted();  // an aborted kernel ends as well, without a result
       if (error != gpu::kNotReady) return CudaError(error, "running a collective");
       if (round < 100) {
         std::this_thread::yield();
@@ -534,7 +549,9 @@ class NcclTransport : public DeviceTransport {
       }
       std::this_thread::sleep_for(std::chrono::microseconds(50));
       int failure = 0;
-      Status failed = job_->Failure({}, -1);
+      Status failed = Aborted();
+      if (!failed.ok()) return failed;
+      failed = job_->Failure({}, -1);
       if (failed.code() != EPL_INTERNAL) failed = Status();
       if (failed.ok() && api_.ncclCommGetAsyncError(rank.comm, &failure) == 0 && failure != 0) {
         failed = NcclError(failure, "running a collective");
@@ -545,11 +562,24 @@ class NcclTransport : public DeviceTransport {
       }
       if (failed.ok()) continue;
       job_->Abort(failed.message());
-      if (!aborted_.exchange(true)) {
-        for (Rank& each : ranks_) api_.ncclCommAbort(each.comm);
+      // A thread that is enqueueing is let finish, unless NCCL holds it: aborting is what frees it.
+      std::unique_lock<std::mutex> using_comms(comms_mutex_, std::defer_lock);
+      for (const double since = Now(); !using_comms.try_lock() && Now() - since < 1;) {
+        std::this_thread::sleep_for(std::chrono::milliseconds(1));
       }
+      AbortComms(failed);
       return failed;
     }
+  }
+
+  // Ends the kernels of all collectives that are under way, and frees the communicators.
+  void AbortComms(const Status& why) {
+    {
+      std::lock_guard<std::mutex> lock(aborted_mutex_);
+      if (!aborted_.ok()) return;
+      aborted_ = why;
+    }
+    for (Rank& each : ranks_) api_.ncclCommAbort(each.comm);
   }
 
   const Api& api_;
@@ -558,7 +588,9 @@ class NcclTransport : public DeviceTransport {
   const gpu::UniqueId id_;
   std::vector<Rank> ranks_;  // by local rank
   bool connected_ = false;
-  std::atomic<bool> aborted_{false};
+  std::mutex comms_mutex_;  // enqueueing against aborting
+  std::mutex aborted_mutex_;
+  Status aborted_;  // why the communicators were aborted
 
   std::mutex mutex_;
   std::condition_variable changed_;

@@ -5,6 +5,7 @@
 #include <arpa/inet.h>
 #include <dirent.h>
 #include <fcntl.h>
+#include <ftw.h>
 #include <netinet/in.h>
 #include <signal.h>
 #include <stdio.h>
@@ -16,6 +17,8 @@
 #include <unistd.h>
 
 #include <set>
+
+#include "tests/gpu/stand_in.h"
 
 namespace epl_test {
 
@@ -126,6 +129,27 @@ std::set<std::string> SharedMemoryFiles() {
   return names;
 }
 
+// The folder in which ranks on GPUs meet, in memory; made for the run, empty before each test.
+class Boards {
+ public:
+  Boards() {
+    CHECK(mkdtemp(folder_) != nullptr);
+    setenv(gpu_stand_in::kBoards, folder_, 1);
+  }
+  ~Boards() {
+    Clear();
+    rmdir(folder_);
+  }
+  void Clear() {
+    nftw(
+        folder_, [](const char* path, const struct stat*, int, FTW* at) { return at->level > 0 ? remove(path) : 0; }, 8,
+        FTW_DEPTH | FTW_PHYS);
+  }
+
+ private:
+  char folder_[32] = "/dev/shm/gpu_boards.XXXXXX";
+};
+
 }  // namespace
 }  // namespace epl_test
 
@@ -149,6 +173,7 @@ int main(int argc, char** argv) {
     }
   }
   signal(SIGPIPE, SIG_IGN);
+  Boards boards;
   int failures = 0, runs = 0;
   for (const Test& test : Tests()) {
     bool chosen = wanted.empty();
@@ -173,6 +198,7 @@ int main(int argc, char** argv) {
     }
     int status = 0;
     waitpid(pid, &status, 0);
+    boards.Clear();
     bool ok = WIFEXITED(status) && WEXITSTATUS(status) == 0;
     failures += !ok;
     printf("[ %s ] %s (%.1f s)\n", ok ? "  OK" : "FAIL", test.name, Seconds() - start);

@@ -8,6 +8,7 @@
 #include <functional>
 
 #include "tests/check.h"
+#include "tests/gpu/stand_in.h"
 
 namespace epl_test {
 
@@ -120,6 +121,16 @@ void Call::Done(void* context, int code, const char* message) {
   call->changed_.notify_all();
 }
 
+// The stream of a rank's GPU, made when it is first asked for.
+static epl::gpu::Stream StreamOf(int rank) {
+  static std::mutex mutex;
+  static std::map<int, epl::gpu::Stream> streams;
+  std::lock_guard<std::mutex> lock(mutex);
+  epl::gpu::Stream& stream = streams[rank];
+  if (stream == nullptr) stream = gpu_stand_in::MakeStream();
+  return stream;
+}
+
 void Call::Submit(epl_communicator* communicator, int rank) {
   args.key = key.c_str();
   args.num_buffers = static_cast<int>(counts.size());
@@ -127,6 +138,10 @@ void Call::Submit(epl_communicator* communicator, int rank) {
   args.outputs = outputs.data();
   args.counts = counts.data();
   args.row_splits = splits.empty() ? nullptr : splits.data();
+  if (args.stream == nullptr && strcmp(epl_communicator_transport(communicator), "nccl") == 0) {
+    gpu_stand_in::UseGpu(rank % 8);
+    args.stream = StreamOf(rank);
+  }
   submitted_ = true;
   ticket = epl_submit(communicator, rank, &args, Allocate, Done, this);
 }

@@ -50,6 +50,7 @@ class Call {
   std::string key;
   epl_collective args = {};
 
+  // On GPUs, without a stream of the test's own: on one that the rank keeps.
   void Submit(epl_communicator* communicator, int rank);
   // Waits for `done`. Fails the test after `limit` seconds.
   int Wait(double limit = 30);

@@ -183,6 +183,58 @@ TEST(gpu_small_buffers_travel_together) {
   RunProcesses(1, [](int) { CHECK(SumMany(3, 100000) == 3); });
 }
 
+// What NCCL reports of its own accord fails the collective, and those behind it, whose kernels end without a result.
+TEST(gpu_asynchronous_error) {
+  Options options = MakeOptions(2);
+  RunProcesses(2, [&](int process) {
+    Job job(options, process);
+    epl_communicator* communicator = job.Make("world", Even(2, 1), "nccl");
+    CHECK(SumOnce(communicator, {process}, "g", 1000) == EPL_OK);
+    if (process == 0) gpu_stand_in::BreakNetwork();
+    std::vector<std::vector<float>> data(50, std::vector<float>(1000, 1));
+    std::vector<std::unique_ptr<Call>> calls;
+    for (auto& values : data) {
+      calls.push_back(Sum("broken", &values));
+      calls.back()->Submit(communicator, process);
+    }
+    for (auto& call : calls) {
+      const int code = call->Wait(5);
+      // Process 1 has all that process 0 posted before.
+      CHECK_WORDS(code == EPL_INTERNAL || (process == 1 && code == EPL_OK), call->message);
+      if (process == 0) CHECK_HAS(call->message, "NCCL: an error of the stand-in while running a collective");
+    }
+    Sleep(0.2);
+    std::string message;
+    CHECK(SumOnce(communicator, {process}, "after", 4, &message) == EPL_INTERNAL);
+    CHECK_HAS(message, "NCCL: an error of the stand-in");
+  });
+}
+
+// A rank that cannot allocate its output ends the job: the others have enqueued their part.
+TEST(gpu_allocation_refused) {
+  Options options = MakeOptions(2);
+  RunProcesses(2, [&](int process) {
+    std::unique_ptr<Job> job(new Job(options, process));
+    epl_communicator* communicator = job->Make("world", Even(2, 1), "nccl");
+    CHECK(SumOnce(communicator, {process}, "g", 1000) == EPL_OK);
+    float data[4] = {1, 2, 3, 4};
+    Call call;
+    call.key = "gather";
+    call.inputs = {data};
+    call.counts = {4};
+    call.args.kind = EPL_ALL_GATHER;
+    call.args.dtype = EPL_FLOAT32;
+    call.args.row_elements = 2;
+    call.args.scale = 1;
+    call.refuse_allocation = process == 1;
+    call.Submit(communicator, process);
+    CHECK(call.Wait(5) == EPL_INTERNAL);
+    CHECK_HAS(call.message, "no memory");
+    job.reset();
+    CHECK_WORDS(gpu_stand_in::Leaks() == "1 streams", gpu_stand_in::Leaks());  // the rank's own
+  });
+}
+
 // The stand-in's own word: two streams that use memory with no event between end the process.
 TEST(gpu_stand_in_finds_a_race) {
   for (const bool ordered : {true, false}) {

@@ -327,22 +327,23 @@ void RunTransport(const std::string& transport, const std::vector<int>& rank_pro
       300);
 }
 
-// All ranks in one process, each with a GPU of its own.
-void RunOnGpus(int ranks) {
-  Options options = MakeOptions(1);
+// Each rank has a GPU of its own; those of a process are numbered from 0.
+void RunOnGpus(const std::vector<int>& rank_process, int processes) {
+  Options options = MakeOptions(processes);
   RunProcesses(
-      1,
+      processes,
       [&](int process) {
+        const int ranks = static_cast<int>(RanksOf(rank_process, process).size());
         {
           Job job(options, process);
-          epl_communicator* communicator = job.Make("world", Even(1, ranks), "nccl");
+          epl_communicator* communicator = job.Make("world", rank_process, "nccl");
           CHECK(std::string("nccl") == epl_communicator_transport(communicator));
           std::vector<epl::gpu::Stream> streams;
           for (int rank = 0; rank < ranks; ++rank) {
             gpu_stand_in::UseGpu(rank);
             streams.push_back(gpu_stand_in::MakeStream());
           }
-          RunAll(communicator, Even(1, ranks), process, streams);
+          RunAll(communicator, rank_process, process, streams);
         }
         // The streams of the ranks are the test's own.
         CHECK_WORDS(gpu_stand_in::Leaks() == std::to_string(ranks) + " streams", gpu_stand_in::Leaks());
@@ -357,9 +358,11 @@ bool HasGloo() { return strstr(epl_comm_transports(nullptr), "gloo") != nullptr;
 TEST(kinds_local_1) { RunTransport("local", Even(1, 1), 1); }
 TEST(kinds_local_2) { RunTransport("local", Even(1, 2), 1); }
 TEST(kinds_local_3) { RunTransport("local", Even(1, 3), 1); }
-TEST(kinds_gpu_1) { RunOnGpus(1); }
-TEST(kinds_gpu_2) { RunOnGpus(2); }
-TEST(kinds_gpu_3) { RunOnGpus(3); }
+TEST(kinds_gpu_1) { RunOnGpus(Even(1, 1), 1); }
+TEST(kinds_gpu_2) { RunOnGpus(Even(1, 2), 1); }
+TEST(kinds_gpu_3) { RunOnGpus(Even(1, 3), 1); }
+TEST(kinds_gpu_2x1) { RunOnGpus(Even(2, 1), 2); }
+TEST(kinds_gpu_uneven_interleaved) { RunOnGpus({1, 0, 2, 1, 0, 1}, 3); }
 TEST(kinds_shm_2x1) { RunTransport("shm", Even(2, 1), 2); }
 TEST(kinds_shm_2x2) { RunTransport("shm", Even(2, 2), 2); }
 TEST(kinds_shm_3x1) { RunTransport("shm", Even(3, 1), 3); }

@@ -1,13 +1,19 @@
 // The stand-in's NCCL. Each rank posts what it sends on a board and takes what the others posted, on its own stream.
 
+#include <errno.h>
+#include <fcntl.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
 #include <atomic>
-#include <condition_variable>
+#include <chrono>
 #include <map>
 #include <memory>
 #include <mutex>
+#include <thread>
 
 #include "comm/reduce.h"
 #include "tests/gpu/stand_in.h"
@@ -27,18 +33,59 @@ struct Post {
   double scale;
 };
 
-// The ranks of one communicator.
-struct Board {
-  std::mutex mutex;
-  std::condition_variable changed;
-  std::map<std::pair<int64_t, int>, Post> posts;                 // by number of the collective and rank
-  std::map<std::pair<int64_t, int>, int> takers;                 // how many ranks have taken it
-  std::map<std::pair<int, int>, std::map<int64_t, Bytes>> mail;  // by sender and receiver: by number
-  bool aborted = false;
-};
+std::atomic<bool> broken{false};
 
-std::mutex boards_mutex;
-std::map<std::string, std::shared_ptr<Board>> boards;
+// One rank's place at the board of its communicator: a folder of files, which ranks of other processes see as well.
+// Files appear whole and are read once they are there.
+class Board {
+ public:
+  explicit Board(const std::string& folder) : folder_(folder) { mkdir(folder.c_str(), 0700); }
+
+  // Its kernels end, those that wait too; as NCCL's, it says nothing to other ranks.
+  void Abort() {
+    aborted_ = true;
+    std::lock_guard<std::mutex> lock(running_);
+  }
+
+  // Runs a kernel of this rank, unless the communicator was aborted.
+  void Run(const std::function<void()>& kernel) {
+    std::lock_guard<std::mutex> lock(running_);
+    if (!aborted_) kernel();
+  }
+
+  void Put(const std::string& name, const Bytes& bytes) {
+    const std::string file = folder_ + "/" + name, unfinished = file + ".unfinished";
+    FILE* stream = fopen(unfinished.c_str(), "wb");
+    if (stream == nullptr || fwrite(bytes.data(), 1, bytes.size(), stream) != bytes.size() || fclose(stream) != 0 ||
+        rename(unfinished.c_str(), file.c_str()) != 0) {
+      gpu_stand_in::Misuse("the board cannot be written: " + file + ": " + strerror(errno));
+    }
+  }
+
+  // False if the communicator was aborted before the file came.
+  bool Await(const std::string& name, Bytes* bytes) {
+    const std::string file = folder_ + "/" + name;
+    FILE* stream = nullptr;
+    while (!aborted_ && (broken || (stream = fopen(file.c_str(), "rb")) == nullptr)) {
+      std::this_thread::sleep_for(std::chrono::microseconds(50));
+    }
+    if (stream == nullptr) return false;
+    struct stat status;
+    fstat(fileno(stream), &status);
+    bytes->resize(status.st_size);
+    const bool whole = fread(bytes->data(), 1, bytes->size(), stream) == bytes->size();
+    fclose(stream);
+    if (!whole) gpu_stand_in::Misuse("the board cannot be read: " + file);
+    return true;
+  }
+
+  void Remove(const std::string& name) { unlink((folder_ + "/" + name).c_str()); }
+
+ private:
+  const std::string folder_;
+  std::atomic<bool> aborted_{false};
+  std::mutex running_;
+};
 
 }  // namespace
 
@@ -90,27 +137,51 @@ epl_reduce_op ReductionOf(int reduction) {
   return EPL_SUM;
 }
 
+std::string PostName(int64_t number, int rank) {
+  return "collective." + std::to_string(number) + ".rank." + std::to_string(rank);
+}
+
+Bytes Packed(const Post& post) {
+  const int64_t size = post.what.size();
+  Bytes bytes(sizeof(size) + sizeof(post.scale) + size + post.bytes.size());
+  memcpy(bytes.data(), &size, sizeof(size));
+  memcpy(bytes.data() + sizeof(size), &post.scale, sizeof(post.scale));
+  memcpy(bytes.data() + sizeof(size) + sizeof(post.scale), post.what.data(), size);
+  if (!post.bytes.empty())
+    memcpy(bytes.data() + bytes.size() - post.bytes.size(), post.bytes.data(), post.bytes.size());
+  return bytes;
+}
+
+Post Unpacked(const Bytes& bytes) {
+  int64_t size;
+  Post post;
+  memcpy(&size, bytes.data(), sizeof(size));
+  memcpy(&post.scale, bytes.data() + sizeof(size), sizeof(post.scale));
+  const uint8_t* words = bytes.data() + sizeof(size) + sizeof(post.scale);
+  post.what.assign(words, words + size);
+  post.bytes.assign(words + size, bytes.data() + bytes.size());
+  return post;
+}
+
 // All ranks' posts, once they are there and agree; empty if the communicator was aborted.
-std::vector<Post> Meet(const std::shared_ptr<Board>& board, int rank, int size, int64_t number, Post own) {
-  std::unique_lock<std::mutex> lock(board->mutex);
-  board->posts[{number, rank}] = own;
-  board->changed.notify_all();
+std::vector<Post> Meet(Board* board, int rank, int size, int64_t number, const Post& own) {
+  board->Put(PostName(number, rank), Packed(own));
   std::vector<Post> all;
   for (int other = 0; other < size; ++other) {
-    board->changed.wait(lock, [&] { return board->aborted || board->posts.count({number, other}) > 0; });
-    if (board->aborted) return {};
-    all.push_back(board->posts[{number, other}]);
+    Bytes bytes;
+    if (!board->Await(PostName(number, other), &bytes)) return {};
+    all.push_back(Unpacked(bytes));
     if (all.back().what != own.what) {
       gpu_stand_in::Misuse("rank " + std::to_string(rank) + " does " + own.what + " where rank " +
                            std::to_string(other) + " does " + all.back().what);
     }
   }
-  for (int other = 0; other < size; ++other) {
-    if (++board->takers[{number, other}] < size) continue;
-    board->takers.erase({number, other});
-    board->posts.erase({number, other});
-  }
+  board->Remove(PostName(number - 1, rank));  // all have read it: they are at `number`
   return all;
+}
+
+std::string MailName(int sender, int receiver, int64_t number) {
+  return "mail." + std::to_string(sender) + "." + std::to_string(receiver) + "." + std::to_string(number);
 }
 
 // Work of the group that is being collected, by this thread.
@@ -125,7 +196,8 @@ thread_local std::vector<Grouped> grouped;
 
 void Add(Comm comm, Stream stream, const std::string& what, std::vector<Access> accesses, std::function<void()> work) {
   if (gpu_stand_in::GpuOf(stream) != comm->gpu) gpu_stand_in::Misuse(what + " on a stream of another context");
-  grouped.push_back({stream, what, std::move(accesses), std::move(work)});
+  std::shared_ptr<Board> board = comm->board;
+  grouped.push_back({stream, what, std::move(accesses), [board, work] { board->Run(work); }});
 }
 
 void EndGroup() {
@@ -159,12 +231,12 @@ int Collective(const char* name, Result result, const void* from, void* to, size
   if (writes) accesses.push_back({to, out, true});
   const int64_t number = comm->collectives++;
   ++num_collectives;
-  std::shared_ptr<Board> board = comm->board;
+  Board* const board = comm->board.get();
   const bool outer = group_depth == 0;
   Add(comm, stream, what, accesses, [=] {
     Post own = {what, Bytes(), scale};
     if (reads) own.bytes.assign(static_cast<const uint8_t*>(from), static_cast<const uint8_t*>(from) + in);
-    const std::vector<Post> all = Meet(board, rank, size, number, std::move(own));
+    const std::vector<Post> all = Meet(board, rank, size, number, own);
     if (all.empty() || !writes) return;
     if (result == Result::kRoot) {
       memcpy(to, all[root].bytes.data(), bytes);
@@ -191,22 +263,22 @@ int Collective(const char* name, Result result, const void* from, void* to, size
 }  // namespace
 
 int gpu_stand_in::NumCollectives() { return num_collectives; }
+void gpu_stand_in::BreakNetwork() { broken = true; }
 
 extern "C" {
 
 int ncclGetUniqueId(UniqueId* id) {
   static int last = 0;
+  const char* folder = getenv(gpu_stand_in::kBoards);
+  if (folder == nullptr) gpu_stand_in::Misuse(std::string("no folder for boards in ") + gpu_stand_in::kBoards);
   memset(id, 0, sizeof(*id));
-  snprintf(id->bytes, sizeof(id->bytes), "board %d", ++last);
+  snprintf(id->bytes, sizeof(id->bytes), "%s/board.%d.%d", folder, getpid(), ++last);
   return 0;
 }
 
 int ncclCommInitRank(Comm* comm, int size, UniqueId id, int rank) {
-  std::lock_guard<std::mutex> lock(boards_mutex);
-  std::shared_ptr<Board>& board = boards[id.bytes];
-  if (board == nullptr) board = std::make_shared<Board>();
   *comm = new epl::gpu::ncclComm;
-  (*comm)->board = board;
+  (*comm)->board = std::make_shared<Board>(id.bytes);
   (*comm)->rank = rank;
   (*comm)->size = size;
   (*comm)->gpu = gpu_stand_in::CurrentGpu();
@@ -222,17 +294,14 @@ int ncclCommDestroy(Comm comm) {
 }
 
 int ncclCommAbort(Comm comm) {
-  {
-    std::lock_guard<std::mutex> lock(comm->board->mutex);
-    comm->board->aborted = true;
-  }
-  comm->board->changed.notify_all();
+  comm->board->Abort();
+  delete comm;
   gpu_stand_in::Count("communicators", -1);
   return 0;
 }
 
 int ncclCommGetAsyncError(Comm, int* error) {
-  *error = 0;
+  *error = broken ? gpu_stand_in::kRemoteError : 0;
   return 0;
 }
 
@@ -279,14 +348,11 @@ int ncclReduceScatter(const void* from, void* to, size_t count, int type, int re
 
 int ncclSend(const void* from, size_t count, int type, int peer, Comm comm, Stream stream) {
   const size_t bytes = count * epl::SizeOf(DtypeOf(type));
-  const int64_t number = comm->sent[peer]++;
-  std::shared_ptr<Board> board = comm->board;
-  const std::pair<int, int> way = {comm->rank, peer};
+  const std::string mail = MailName(comm->rank, peer, comm->sent[peer]++);
+  Board* const board = comm->board.get();
   Add(comm, stream, "ncclSend", {{from, bytes, false}}, [=] {
     const uint8_t* begin = static_cast<const uint8_t*>(from);
-    std::lock_guard<std::mutex> lock(board->mutex);
-    board->mail[way][number].assign(begin, begin + bytes);
-    board->changed.notify_all();
+    board->Put(mail, Bytes(begin, begin + bytes));
   });
   if (group_depth == 0) EndGroup();
   return 0;
@@ -294,16 +360,14 @@ int ncclSend(const void* from, size_t count, int type, int peer, Comm comm, Stre
 
 int ncclRecv(void* to, size_t count, int type, int peer, Comm comm, Stream stream) {
   const size_t bytes = count * epl::SizeOf(DtypeOf(type));
-  const int64_t number = comm->received[peer]++;
-  std::shared_ptr<Board> board = comm->board;
-  const std::pair<int, int> way = {peer, comm->rank};
+  const std::string mail = MailName(peer, comm->rank, comm->received[peer]++);
+  Board* const board = comm->board.get();
   Add(comm, stream, "ncclRecv", {{to, bytes, true}}, [=] {
-    std::unique_lock<std::mutex> lock(board->mutex);
-    board->changed.wait(lock, [&] { return board->aborted || board->mail[way].count(number) > 0; });
-    if (board->aborted) return;
-    if (board->mail[way][number].size() != bytes) gpu_stand_in::Misuse("ncclRecv of another size than ncclSend");
-    memcpy(to, board->mail[way][number].data(), bytes);
-    board->mail[way].erase(number);
+    Bytes received;
+    if (!board->Await(mail, &received)) return;
+    if (received.size() != bytes) gpu_stand_in::Misuse("ncclRecv of another size than ncclSend");
+    memcpy(to, received.data(), bytes);
+    board->Remove(mail);
   });
   if (group_depth == 0) EndGroup();
   return 0;

@@ -1,8 +1,9 @@
 // A stand-in for the CUDA driver and NCCL, in host memory, so that the transport of GPUs is tested without one.
 //
-// A stream is a thread that runs late and at random. All ranks of a communicator live in one process. Wrong use ends
-// the process with a sentence: a wait for an event that nobody recorded, an event or a communicator on a stream of
-// another context, another order of collectives on a rank, a buffer that two streams use with no event between.
+// A stream is a thread that runs late and at random. The ranks of a communicator may live in several processes: they
+// meet in a folder of files. Wrong use ends the process with a sentence: a wait for an event that nobody recorded, an
+// event or a communicator on a stream of another context, another order of collectives on a rank, a buffer that two
+// streams use with no event between.
 //
 // The last is found when work is enqueued, not when it runs, so that it is found every time: each stream has a vector
 // clock, an event carries the clock of its stream, and a wait or a query that succeeds takes it over.
@@ -38,6 +39,11 @@ void Enqueue(epl::gpu::Stream stream, const std::string& what, const std::vector
 int GpuOf(epl::gpu::Stream stream);
 // How many collectives of NCCL were enqueued, over all ranks.
 int NumCollectives();
+// The environment variable that names the folder of boards.
+constexpr const char* kBoards = "TEST_GPU_BOARDS";
+// From now on nothing arrives in this process, and NCCL says so when it is asked for asynchronous errors.
+void BreakNetwork();
+constexpr int kRemoteError = 6;  // ncclRemoteError
 // Names of what was made and not freed: "2 events, 1 streams"; empty if nothing.
 std::string Leaks();
 // Counts a thing of `kind` that is made (1) or freed (-1).
