@@ -15,6 +15,7 @@ from typing import Any, Dict, List, Optional, Tuple
 
 import tensorflow.compat.v1 as tf
 
+from epl.ops.nccl_wheel import load_nccl
 from epl.utils.errors import EplError
 
 ABI_VERSION = 4
@@ -106,6 +107,7 @@ class _Loader:
         with self._lock:
             if self._native is None:
                 _check_files()
+                load_nccl()
                 core = _load_core(os.path.join(LIBRARY_FOLDER, CORE_LIBRARY))
                 self._native = Native(core, _load_ops(os.path.join(LIBRARY_FOLDER, OP_LIBRARY)))
             return self._native

@@ -98,6 +98,10 @@ COMMANDS = {
     "docker build -f docker/Dockerfile.nvidia -t epl:nvidia .": (
         "tests/setup/test_docker.py::test_an_image_installs_epl_with_its_native_libraries"
     ),
+    "docker build -f docker/Dockerfile.tf2 -t epl:tf2 .": (
+        "tests/setup/test_docker.py::test_an_image_installs_epl_with_its_native_libraries"
+    ),
+    "kubectl create secret generic epl-job --from-literal=secret=$(openssl rand -hex 32)": "excused: needs a cluster",
     'docker run --rm --gpus all --net host --ipc host -v "$PWD:/work" epl:gpu epl-launch --num_workers 2 '
     "--gpu_per_worker 1 train.py": "excused: needs an engine and GPUs; the launcher's part is tested in tests/launcher",
     'docker run -ti --gpus all --name epl_nvidia --net host --ipc host -v "$PWD:/epl" -w /epl '
@@ -106,9 +110,6 @@ COMMANDS = {
     "tensorflow/tensorflow:1.15.5-gpu-py3 bash": "excused: needs an engine and GPUs",
     "pip install --upgrade pip==21.3.1": "excused: pip's, not ours",
     "pip install nvidia-nccl-cu11==2.19.3": "excused: 180 MB that need a GPU",
-    "export LD_LIBRARY_PATH=/usr/local/lib/python3.6/dist-packages/nvidia/nccl/lib:$LD_LIBRARY_PATH": (
-        "excused: needs the line before it"
-    ),
     "make package": "tests/setup/test_release.py::test_one_command_builds_the_release",
     'make package ARGS="--python python3.6 --python /opt/nvidia/bin/python3.8"': (
         "tests/setup/test_release.py::test_interpreters_with_one_tensorflow_share_a_wheel"

@@ -7,6 +7,7 @@ import fcntl
 import glob
 import os
 import re
+import shutil
 import subprocess
 import sys
 import zipfile
@@ -108,3 +109,21 @@ def test_core_needs_no_tensorflow() -> None:
     assert all(symbol.startswith("epl_") for symbol in exported), sorted(exported)
     header = (CSRC / "comm" / "epl_comm.h").read_text()
     assert exported == set(re.findall(r"^EPL_EXPORT [^(]*?(\w+)\(", header, re.MULTILINE))
+
+
+@pytest.mark.timeout(600)  # as test_core
+def test_nccl_of_a_wheel_is_found(program: Path, tmp_path: Path) -> None:
+    stand_in = program.parent / "stand_in"
+    folder = tmp_path / "site" / "nvidia" / "nccl" / "lib"
+    folder.mkdir(parents=True)
+    shutil.copy(str(stand_in / "libnccl.so.2"), str(folder))
+    driver = tmp_path / "driver"
+    driver.mkdir()
+    shutil.copy(str(stand_in / "libcuda.so.1"), str(driver))
+    code = "from epl.ops import native; print('nccl' in native.require().transports())"
+    for path, found in ((str(tmp_path / "site"), "True"), ("", "False")):
+        env = dict(os.environ, LD_LIBRARY_PATH=str(driver), PYTHONPATH=os.pathsep.join([str(ROOT), path]))
+        printed = subprocess.check_output(
+            [sys.executable, "-c", code], env=env, universal_newlines=True, stderr=subprocess.DEVNULL
+        )
+        assert printed.strip() == found

@@ -15,8 +15,8 @@ import pytest
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 FILES = sorted(glob.glob(os.path.join(ROOT, "docker", "Dockerfile.*")))
-# Kind of image -> what is installed there; CPUs get their TensorFlow with EPL, GPUs have it in the image.
-INSTALLED = {"cpu": ".[cpu]", "gpu": ".", "nvidia": "."}
+# Kind of image -> what is installed there: EPL alone where the image has a TensorFlow.
+INSTALLED = {"cpu": ".[cpu]", "gpu": ".", "nvidia": ".", "tf2": ".[gpu]"}
 
 
 def read(*path):
