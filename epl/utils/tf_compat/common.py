@@ -10,6 +10,7 @@ from tensorflow.python.client import (
     device_lib,  # names of GPUs
 )
 from tensorflow.python.client import session as session_module
+from tensorflow.python.distribute import distribute_lib  # the strategy that stands for none
 from tensorflow.python.eager import context as eager_context  # the settings of tf.config
 from tensorflow.python.framework import (
     c_api_util,  # scoped C buffers
@@ -49,6 +50,7 @@ GradLoopState = control_flow_state._GradLoopState
 VariableStore = variable_scope._VariableStore
 # TensorFlow's own code calls its deprecated functions: used around calls that the user did not make.
 silent_deprecations = deprecation.silence
+DISTRIBUTION_STRATEGY: type = tf.distribute.Strategy.__mro__[-2]  # what those of both APIs derive from
 SAVED_MODEL_BUILDERS: Tuple[type, ...] = (builder_impl.SavedModelBuilder, builder_impl._SavedModelBuilder)
 FUNCTION_GRAPHS: Tuple[type, ...] = (func_graph.FuncGraph, function._FuncGraph)
 
@@ -106,6 +108,11 @@ class _ScratchGraph(func_graph.FuncGraph):
             if shape is not None:
                 taken.set_shape(shape)
         return taken
+
+
+def is_default_strategy(strategy: Any) -> bool:
+    """Whether a tf.distribute.Strategy is the one that stands for none."""
+    return isinstance(strategy.extended, distribute_lib._DefaultDistributionExtended)
 
 
 def is_function_graph(graph: tf.Graph) -> bool:

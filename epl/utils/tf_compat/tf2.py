@@ -23,10 +23,9 @@ from epl.utils.tf_compat.bulk_import import import_options, imported, wrapping_o
 __all__ = [
     "CPU_ADDS_ROWS_IN_ORDER", "EVALUATION_LISTENERS", "KERAS_OPTIMIZERS", "NN_MODULES", "RUN_CONFIGS",
     "TRAINING_EXECUTORS", "TRAIN_MODULES", "VARIABLE_CLASSES", "c_api", "c_operation", "executes_eagerly",
-    "feeds_by_reference", "feeds_by_tensor", "frames_of", "has_keras_of_graphs", "import_nodes",
-    "keep_when_optimized", "last_op_id",
-    "name_latest_checkpoint", "new_keras_optimizers", "num_functions", "op_def", "set_devices",
-    "turn_off_v2_behavior", "untouched_names", "v2_behavior", "without_devices",
+    "feeds_by_reference", "feeds_by_tensor", "frames_of", "has_keras_of_graphs", "import_nodes", "is_keras_3_model",
+    "keep_when_optimized", "last_op_id", "name_latest_checkpoint", "num_functions", "op_def", "set_devices",
+    "turn_off_v2_behavior", "unknown_keras", "untouched_names", "v2_behavior", "without_devices",
 ]  # fmt: skip
 
 
@@ -75,7 +74,19 @@ KERAS_OPTIMIZERS: Tuple[type, ...] = (
     *(_class_in(f"{_KERAS}.src.optimizers.legacy.optimizer_v2", "OptimizerV2") if _KERAS else ()),
     *_class_in("tensorflow.python.keras.optimizer_v2.optimizer_v2", "OptimizerV2"),
 )
-_KERAS_3_OPTIMIZERS = "keras.src.optimizers.base_optimizer"
+_KERAS_3_TRAINER = "keras.src.trainers.trainer"
+# What trains in a Keras that EPL does not know: module, class or "", and a function of it.
+_UNKNOWN_KERAS = (
+    ("keras.src.optimizers.base_optimizer", "BaseOptimizer", "apply"),  # Keras 3
+    (_KERAS_3_TRAINER, "Trainer", "compile"),
+    ("keras.src.backend.tensorflow.trainer", "TensorFlowTrainer", "fit"),
+    ("keras.src.backend.tensorflow.trainer", "TensorFlowTrainer", "train_on_batch"),
+    # Keras 2, as a package of its own and in TensorFlow 2.15. (`apply_gradients` of Keras 3 calls `apply`.)
+    ("tf_keras.src.optimizers.optimizer", "Optimizer", "apply_gradients"),
+    ("tf_keras.src.optimizers", "", "convert_to_legacy_optimizer"),
+    ("keras.src.optimizers.optimizer", "Optimizer", "apply_gradients"),
+    ("keras.src.optimizers", "", "convert_to_legacy_optimizer"),
+)
 # The modules under which users and layers find tf.nn.moments.
 NN_MODULES: Tuple[Any, ...] = (tf.nn, nn, nn_impl)
 # The modules under which users find tf.train.MonitoredTrainingSession.
@@ -203,14 +214,21 @@ def has_keras_of_graphs() -> bool:
     return _KERAS is not None
 
 
-def new_keras_optimizers() -> List[Tuple[type, str]]:
-    """The Keras optimizers that are imported and whose updates EPL does not know: (class, its method that applies)."""
-    if _KERAS_3_OPTIMIZERS in sys.modules:
-        found = [(_KERAS_3_OPTIMIZERS, "BaseOptimizer", "apply")]
-    else:
-        found = [("keras.src.optimizers.optimizer", "Optimizer", "apply_gradients")]
-    found.append(("tf_keras.src.optimizers.optimizer", "Optimizer", "apply_gradients"))
-    return [(getattr(sys.modules[module], name), applies) for module, name, applies in found if module in sys.modules]
+def unknown_keras() -> List[Tuple[Any, str]]:
+    """What trains in a Keras that EPL does not know, where that is imported: (class or module, name of a function)."""
+    found: List[Tuple[Any, str]] = []
+    for module, owner, name in _UNKNOWN_KERAS:
+        if module in sys.modules:
+            holder = getattr(sys.modules[module], owner, None) if owner else sys.modules[module]
+            if hasattr(holder, name):
+                found.append((holder, name))
+    return found
+
+
+def is_keras_3_model(owner: Any) -> bool:
+    """Whether an object is a model of Keras 3."""
+    trainer = getattr(sys.modules.get(_KERAS_3_TRAINER), "Trainer", None)
+    return trainer is not None and isinstance(owner, trainer)
 
 
 def turn_off_v2_behavior() -> None:
