@@ -21,6 +21,10 @@ def test_op_numbers_name_exactly_the_new_ops():
         second = tf.constant(1.0, name="second").op
         assert tf_compat.ops_since(graph, tf_compat.op_id(first)) == [second]
         assert tf_compat.ops_since(graph, tf_compat.last_op_id(graph)) == []
+        assert tf_compat.ops_between(graph, 0, tf_compat.op_id(first)) == [first]
+        assert tf_compat.num_nodes(graph) == 2 and tf_compat.op_names(graph) == {"first", "second"}
+        third = tf.constant(1.0, name="third").op
+        assert tf_compat.op_names(graph) == {"first", "second", "third"} and tf_compat.op_id(third) > 0
 
 
 def test_ops_that_are_imported_in_bulk_are_found_and_counted():

@@ -2,7 +2,7 @@
 
 import contextlib
 import copy
-from typing import Any, Callable, Dict, Iterable, Iterator, List, Optional, Sequence, Set, Tuple
+from typing import Any, Callable, Dict, Iterable, Iterator, List, Optional, Sequence, Tuple
 
 import tensorflow.compat.v1 as tf
 from tensorflow.core.framework.tensor_shape_pb2 import TensorShapeProto as TensorShapeProto  # for annotations
@@ -38,7 +38,7 @@ from epl.utils.tf_compat.chosen import (
     import_nodes,
     last_op_id,
     op_def,
-    untouched_names,
+    ops_between,
     without_devices,
 )
 
@@ -326,20 +326,9 @@ def replace_function(owner: Any, name: str, wrapper: Callable[..., Any]) -> Call
     return original
 
 
-def num_nodes(graph: tf.Graph) -> int:
-    """Ops in the graph, those without a Python object included."""
-    return len(graph._nodes_by_name) + len(untouched_names(graph))
-
-
 def ops_since(graph: tf.Graph, last_id: int) -> List[tf.Operation]:
     """The ops created after op number `last_id`."""
     return ops_between(graph, last_id, last_op_id(graph))
-
-
-def ops_between(graph: tf.Graph, before: int, last: int) -> List[tf.Operation]:
-    """The ops created after op number `before`, up to op number `last`."""
-    by_id = graph._nodes_by_id
-    return [by_id[i] for i in range(before + 1, last + 1) if i in by_id]
 
 
 def creation_frames(op: tf.Operation) -> Iterator[Tuple[str, int]]:
@@ -424,11 +413,6 @@ def add_functions(graph: tf.Graph, library: Any) -> None:
     """Adds the functions of a FunctionDefLibrary to the graph."""
     if library.function:
         import_nodes(graph, tf.GraphDef(library=library).SerializeToString(), [], [], [])
-
-
-def op_names(graph: tf.Graph) -> Set[str]:
-    """Names of all ops in the graph, those without a Python object included."""
-    return untouched_names(graph).union(graph._nodes_by_name)
 
 
 def outer_graph(graph: Any) -> tf.Graph:

@@ -16,8 +16,9 @@ __all__ = [
     "CPU_ADDS_ROWS_IN_ORDER", "EVALUATION_LISTENERS", "KERAS_OPTIMIZERS", "NN_MODULES", "RUN_CONFIGS",
     "TRAINING_EXECUTORS", "TRAIN_MODULES", "VARIABLE_CLASSES", "c_api", "c_operation", "executes_eagerly",
     "feeds_by_reference", "feeds_by_tensor", "frames_of", "has_keras_of_graphs", "import_nodes", "is_keras_3_model",
-    "keep_when_optimized", "last_op_id", "name_latest_checkpoint", "num_functions", "op_def", "set_devices",
-    "turn_off_v2_behavior", "unknown_keras", "untouched_names", "v2_behavior", "without_devices",
+    "keep_when_optimized", "last_op_id", "name_latest_checkpoint", "num_functions", "num_nodes", "op_def", "op_names",
+    "ops_between", "set_devices", "turn_off_v2_behavior", "unknown_keras", "untouched_names", "v2_behavior",
+    "without_devices",
 ]  # fmt: skip
 
 # Whether kernels for the CPU add rows with equal indices in the order of the rows.
@@ -101,6 +102,22 @@ def untouched_names(graph: tf.Graph) -> Set[str]:
     """Names of the ops without a Python object: nobody can have changed them since they were imported."""
     operations = graph._nodes_by_name
     return operations.unwrapped if isinstance(operations, LazyOperations) else set()
+
+
+def num_nodes(graph: tf.Graph) -> int:
+    """Ops in the graph, those without a Python object included."""
+    return len(graph._nodes_by_name) + len(untouched_names(graph))
+
+
+def op_names(graph: tf.Graph) -> Set[str]:
+    """Names of all ops in the graph, those without a Python object included."""
+    return untouched_names(graph).union(graph._nodes_by_name)
+
+
+def ops_between(graph: tf.Graph, before: int, last: int) -> List[tf.Operation]:
+    """The ops created after op number `before`, up to op number `last`."""
+    by_id = graph._nodes_by_id
+    return [by_id[i] for i in range(before + 1, last + 1) if i in by_id]
 
 
 def last_op_id(graph: tf.Graph) -> int:

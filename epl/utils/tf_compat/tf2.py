@@ -24,8 +24,9 @@ __all__ = [
     "CPU_ADDS_ROWS_IN_ORDER", "EVALUATION_LISTENERS", "KERAS_OPTIMIZERS", "NN_MODULES", "RUN_CONFIGS",
     "TRAINING_EXECUTORS", "TRAIN_MODULES", "VARIABLE_CLASSES", "c_api", "c_operation", "executes_eagerly",
     "feeds_by_reference", "feeds_by_tensor", "frames_of", "has_keras_of_graphs", "import_nodes", "is_keras_3_model",
-    "keep_when_optimized", "last_op_id", "name_latest_checkpoint", "num_functions", "op_def", "set_devices",
-    "turn_off_v2_behavior", "unknown_keras", "untouched_names", "v2_behavior", "without_devices",
+    "keep_when_optimized", "last_op_id", "name_latest_checkpoint", "num_functions", "num_nodes", "op_def", "op_names",
+    "ops_between", "set_devices", "turn_off_v2_behavior", "unknown_keras", "untouched_names", "v2_behavior",
+    "without_devices",
 ]  # fmt: skip
 
 
@@ -46,6 +47,7 @@ def _class_in(module: str, name: str) -> Tuple[type, ...]:
         return ()
 
 
+_FIRST_ID = 2  # of the ops of a graph
 # Whether kernels for the CPU add rows with equal indices in the order of the rows. Those that scatter 1,024 rows
 # or more take several threads.
 CPU_ADDS_ROWS_IN_ORDER = False
@@ -154,12 +156,33 @@ def untouched_names(graph: tf.Graph) -> Set[str]:
     return set()
 
 
+def num_nodes(graph: tf.Graph) -> int:
+    """Ops in the graph."""
+    return graph.num_operations()
+
+
+def op_names(graph: tf.Graph) -> Set[str]:
+    """Names of all ops in the graph.
+
+    Those that are known from an earlier call are not asked for again: the map of ops by name lies in C++, and is copied
+    with all its names when it is read.
+    """
+    known: Set[str] = getattr(graph, "_epl_names", set())
+    graph._epl_names = known.union(op.name for op in graph.get_operations()[len(known) :])
+    return graph._epl_names
+
+
+def ops_between(graph: tf.Graph, before: int, last: int) -> List[tf.Operation]:
+    """The ops created after op number `before`, up to op number `last`."""
+    return graph.get_operations()[max(before - _FIRST_ID + 1, 0) : max(last - _FIRST_ID + 1, 0)]
+
+
 def last_op_id(graph: tf.Graph) -> int:
     """The number of the op that was created last in `graph`; 0 if there is none. It grows with every op.
 
-    The numbers of ops begin at 2, and the version of a graph counts its ops and 1.
+    The numbers of ops begin at 2 and have no gaps. The version of a graph counts its ops.
     """
-    return graph.version + 1 if graph.version else 0
+    return graph.version + _FIRST_ID - 1 if graph.version else 0
 
 
 def c_operation(graph: tf.Graph, name: str) -> Any:
