@@ -30,7 +30,8 @@ def test_several_nodes_before_the_cause():
 
 def test_the_first_line_is_one_of_the_cause():
     made = tf.errors.InvalidArgumentError
-    assert first_line(made(None, None, "Graph execution error:\n\nDetected at\nNode: 'a'\nno rows\nat all")) == "no rows"
+    text = "Graph execution error:\n\nDetected at\nNode: 'a'\nno rows\nat all"
+    assert first_line(made(None, None, text)) == "no rows"
     assert first_line(made(None, None, "")) == "it failed"
 
 
