@@ -14,7 +14,7 @@ from epl.ir.graph import Graph, GraphKeys
 from epl.parallel.plan.row_shares import asked_for, ranks_without_rows, rows_for_all, share_out
 from epl.parallel.plan.strategy import Strategy
 from epl.profiler import explanation_report
-from epl.runtime import hooks
+from epl.runtime import foreign_training, hooks
 from epl.strategies import Replicate
 from epl.strategies.context import StrategyContext
 from epl.utils import graph_mode, tf_compat
@@ -62,6 +62,7 @@ def init(config: Optional[Config] = None) -> None:
     _refuse_missing_folder(config, cluster)
     env.init(config, cluster, StrategyContext())
     env.find_strategy = _find_strategy
+    foreign_training.refuse_current_strategy()
     hooks.install(_tell_at_first_run)
 
 

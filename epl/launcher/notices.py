@@ -1,9 +1,11 @@
-"""Notices: what TensorFlow 1.15 says about itself, which stays in a worker's log and off the terminal.
+"""Notices: what TensorFlow says about itself, which stays in a worker's log and off the terminal.
 
 | Notice | Shown where the worker has |
 | --- | --- |
-| the lines of level I of TensorFlow's C++ code: devices, XLA, instructions of the CPU | one of `CPP_VARIABLES` |
+| the lines of level I of TensorFlow's C++ code: devices, XLA, oneDNN, the CPU | one of `CPP_VARIABLES` |
+| of TensorFlow 2: that messages before absl::InitializeLog() go to STDERR; no CUDA driver | the same |
 | `FutureWarning` of numpy about TensorFlow's own modules | `PYTHONWARNINGS` |
+| `UserWarning` of `tf.layers` that it is deprecated | the same |
 | that a name or an argument of TensorFlow is deprecated | |
 | that Keras does not read `OMP_NUM_THREADS`, which epl-launch sets for others | |
 
@@ -23,8 +25,18 @@ CPP_VARIABLES = ("TF_CPP_MIN_LOG_LEVEL", "TF_CPP_MIN_VLOG_LEVEL", "TF_CPP_VMODUL
 # Before the text of a warning in Python: as logging has it, or absl after tf.app.run.
 _WARNING = rb"(?:WARNING:tensorflow:|W\d{4} \d\d:\d\d:\d\d\.\d+ +\d+ \w+\.py:\d+\] )"
 # logging_ops.cc: tf.print(..., output_stream=tf.logging.info).
-_CPP_INFO = rb"^\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d+: I tensorflow/(?!core/kernels/logging_ops\.cc:)[^\n]*\n"
+_CPP_INFO = (
+    rb"^(?:\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d+: I (?:tensorflow|external)/(?!core/kernels/logging_ops\.cc:)"
+    rb"|I\d{4} \d\d:\d\d:\d+\.\d+ +\d+ (?!logging_ops\.cc:)\w+\.cc:\d+\] )"  # absl, which names no folder
+    rb"[^\n]*\n(?:To enable the following instructions: [^\n]*\n)?"
+)
+_ABSL_BEGINS = rb"^WARNING: All log messages before absl::InitializeLog\(\) is called are written to STDERR\n"
+_NO_DRIVER = rb"^E\d{4} [\d:.]+ +\d+ cuda_\w+\.cc:\d+\] failed call to cuInit: [^\n]*UNKNOWN ERROR \(303\)\n"
 _FUTURE_WARNING = rb"^" + _INSTALLED + rb"/[^\n:]{1,500}\.py:\d+: FutureWarning: [^\n]*\n  [^\n]*\n"
+_LAYERS_WARNING = (
+    rb"^[^\n:]{1,500}\.py:\d+: UserWarning: `(?:tf|layer)\.[\w.]+` is deprecated and will be removed in a future "
+    rb"version\.[^\n]*\n  [^\n]*\n"
+)
 # Instructions of several lines that are met often. TensorFlow 1.15 has three more, which are shown: those of tf.Print,
 # of sparse_feature_cross, and of tf.py_func (its second line begins with four spaces).
 _LONG_INSTRUCTIONS = (
@@ -58,9 +70,9 @@ class NoticeFilter:
         """
         patterns: List[bytes] = [_DEPRECATION, _KERAS_THREADS]
         if not any(name in environ for name in CPP_VARIABLES):
-            patterns.append(_CPP_INFO)
+            patterns += [_CPP_INFO, _ABSL_BEGINS, _NO_DRIVER]
         if "PYTHONWARNINGS" not in environ:
-            patterns.append(_FUTURE_WARNING)
+            patterns += [_FUTURE_WARNING, _LAYERS_WARNING]
         self._notice = re.compile(b"|".join(patterns), re.MULTILINE)
 
     def shown(self, data: bytes) -> bytes:

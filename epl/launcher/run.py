@@ -22,6 +22,7 @@ from typing import IO, Any, Callable, List, Mapping, Optional, Sequence, Tuple
 
 from epl.launcher import processes, run_worker
 from epl.utils.errors import ClusterError, WorkerError
+from epl.utils.op_errors import cause_in
 
 _END_SECONDS = 15.0  # for the launcher to end after it was told to; it gives workers 5
 # How the launcher names the worker that failed first.
@@ -184,7 +185,9 @@ def _error(folder: str, code: int, messages: str) -> Exception:
     if record is None:
         return WorkerError(f"Worker {worker} of epl.run failed, and its function raised nothing.\n{messages}", worker)
     failure = run_worker.WorkerFailure(*record)
-    error = WorkerError(f"Worker {worker} of epl.run failed: {failure.text}\n\n{failure.trace}", worker)
+    kind, colon, text = failure.text.partition(": ")
+    cause = kind + colon + cause_in(text)
+    error = WorkerError(f"Worker {worker} of epl.run failed: {cause}\n\n{failure.trace}", worker)
     error.__cause__ = _unpickle(failure.exception)
     return error
 

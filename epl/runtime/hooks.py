@@ -13,6 +13,8 @@
 | _VariableStore._get_single_variable | variables in parts are not shared as if they were whole |
 | Optimizer.__init__ (TensorFlow's and Keras') | calls of apply_gradients are recorded, overridden ones too |
 | Optimizer.apply, apply_gradients (Keras 3, newer Keras 2) | they are refused: EPL does not know their updates |
+| convert_to_legacy_optimizer (newer Keras 2) | the same, where a model gets such an optimizer |
+| Trainer.compile, fit, train_on_batch (Keras 3) | its models are refused: they train in functions of their own |
 | Optimizer.get_slot (both) | the slot of a variable in parts is found by the user's variable |
 | BaseSession.__init__, close | the session has the devices of the plan, those of other workers too; or it serves them |
 | BaseSession._extend_graph | an annotated graph is rewritten before it runs first |
@@ -26,6 +28,7 @@
 | ChiefSessionCreator.create_session | the session begins with worker 0's values |
 | WorkerSessionCreator.create_session | it is refused instead of waiting for ever |
 | RunConfig.__init__ | an Estimator trains locally in each worker |
+| Strategy.scope (tf.distribute) | it is refused: both would replicate the model |
 | _TrainingExecutor.run_local | tf.estimator.train_and_evaluate has a result in every worker |
 
 `install` is called by epl.init and does it once; `remove` takes everything back.
@@ -44,7 +47,7 @@ from epl.parallel.amp import half_ops
 from epl.parallel.batch_norm.moments import batch_moments
 from epl.parallel.sharded_variables.variables import refuse_reuse
 from epl.parallel.zero import model as zero
-from epl.runtime import monitored, positions, recorder, runs, saver, server, xla_clustering
+from epl.runtime import foreign_training, monitored, positions, recorder, runs, saver, server, xla_clustering
 from epl.utils import tf_compat
 from epl.utils.errors import PlanError
 
@@ -74,7 +77,7 @@ def install(explain: Optional[Callable[[tf.Graph], None]] = None) -> None:
     for optimizer in (tf.train.Optimizer, *tf_compat.KERAS_OPTIMIZERS):
         _wrap(optimizer, "__init__", _optimizer_init)
         _wrap(optimizer, "get_slot", _get_slot)
-    _refuse_new_optimizers()
+    _refuse_unknown_keras()
     session = tf_compat.BaseSession
     _wrap(session, "__init__", _session_init)
     _wrap(session, "_extend_graph", _extend_graph)
@@ -98,14 +101,15 @@ def install(explain: Optional[Callable[[tf.Graph], None]] = None) -> None:
         _wrap(run_config, "__init__", monitored.run_config)
     for executor in tf_compat.TRAINING_EXECUTORS:
         _wrap(executor, "run_local", monitored.train_and_evaluate)
+    _wrap(tf_compat.DISTRIBUTION_STRATEGY, "scope", _strategy_scope)
 
 
-def _refuse_new_optimizers() -> None:
-    """Replaces what applies the gradients of Keras optimizers that EPL does not know, in modules that are imported."""
+def _refuse_unknown_keras() -> None:
+    """Replaces what trains in a Keras that EPL does not know, in modules that are imported."""
     replaced = {(owner, name) for owner, name, _ in _installed}
-    for optimizer, name in tf_compat.new_keras_optimizers():
-        if (optimizer, name) not in replaced:
-            _wrap(optimizer, name, _new_optimizer)
+    for owner, name in tf_compat.unknown_keras():
+        if (owner, name) not in replaced:
+            _wrap(owner, name, _unknown_keras)
 
 
 def remove() -> None:
@@ -134,24 +138,23 @@ def _original_run() -> Callable[..., Any]:
 
 
 def _gradients(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    _refuse_new_optimizers()  # a script may have imported them after epl.init
+    _refuse_unknown_keras()  # a script may have imported them after epl.init
     return recorder.recorded_gradients(original, *args, **kwargs)
 
 
-def _new_optimizer(original: Callable[..., Any], optimizer: Any, *args: Any, **kwargs: Any) -> Any:
-    graph = Graph.get()
-    if graph is not None and graph.taskgraphs:
-        kind = type(optimizer)
-        raise PlanError(
-            f"{kind.__module__}.{kind.__name__} is an optimizer of Keras 3 or of the newer Keras 2, which EPL does not "
-            f"know: its updates would not be the same on all devices. Use one of tf.compat.v1.train, or "
-            f"tf.compat.v1.keras.optimizers.{kind.__name__} with TF_USE_LEGACY_KERAS=1 and the package tf_keras."
-        )
-    return original(optimizer, *args, **kwargs)
+def _unknown_keras(original: Callable[..., Any], owner: Any, *args: Any, **kwargs: Any) -> Any:
+    foreign_training.refuse_keras(owner)
+    return original(owner, *args, **kwargs)
+
+
+def _strategy_scope(original: Callable[..., Any], strategy: Any, *args: Any, **kwargs: Any) -> Any:
+    foreign_training.refuse_strategy(strategy)
+    return original(strategy, *args, **kwargs)
 
 
 def _graph_init(original: Callable[..., None], graph: tf.Graph, *args: Any, **kwargs: Any) -> None:
     original(graph, *args, **kwargs)
+    _refuse_unknown_keras()  # a model of Keras 3 makes graphs of functions before it is compiled
     if Env.get().is_ready and not tf_compat.is_function_graph(graph):
         Env.get().strategy_context.annotate(graph)
 

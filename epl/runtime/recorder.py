@@ -25,6 +25,7 @@ from epl.parallel.feature import Apply, ApplyRequest, Feature, GradientsRequest
 from epl.parallel.plan import agreement
 from epl.parallel.plan.stages import stage_devices
 from epl.parallel.plan.strategy import Strategy, strategy_key
+from epl.runtime import foreign_training
 from epl.runtime.dependencies import behind_one_op
 from epl.runtime.loss_reduction import say_who_divides
 from epl.strategies import Replicate
@@ -46,6 +47,8 @@ def recorded_gradients(original: Callable[..., List[Any]], ys: Any, xs: Any, *ar
     """`tf.gradients`, recorded; `original` is TensorFlow's implementation."""
     _annotate(ys, xs)
     graph = _annotated_graph()
+    if graph is None:
+        foreign_training.note_gradients_in_function(as_list(xs))
     if graph is None or not later_training.is_recorded(graph):
         if graph is not None and later_training.has_parts(graph, map(variable_name, as_list(xs))):
             _refuse_planned(graph)  # TensorFlow finds no gradients of a variable in parts
@@ -113,6 +116,8 @@ def recorded_seeds(original: Callable[..., List[Any]], *args: Any, **kwargs: Any
 def recorded_tape(original: Callable[..., Any], tape: tf.GradientTape, *args: Any, **kwargs: Any) -> Any:
     """`tf.GradientTape.gradient`: of its gradients it is known that they are some, not what they are gradients of."""
     within_gradients = getattr(_inside, "seeds", None) is not None  # of a custom gradient, for example
+    if not within_gradients:
+        foreign_training.note_tape(inspect.signature(original).bind(tape, *args, **kwargs).arguments["sources"])
     graph = None if within_gradients else _annotated_graph()
     if graph is None or not later_training.is_recorded(graph):
         return original(tape, *args, **kwargs)
@@ -140,7 +145,7 @@ def _seeds_of_call(request: GradientsRequest) -> Iterator[List[tf.Tensor]]:
 @behind_one_op(Phase.APPLY)
 def recorded_apply(original: Callable[..., Any], grads_and_vars: Any, *args: Any, **kwargs: Any) -> Any:
     """`Optimizer.apply_gradients`, recorded; `original` is the optimizer's own bound method."""
-    _refuse_function_body()
+    foreign_training.refuse_apply_in_function()
     _refuse_unused_strategy()
     graph = _annotated_graph()
     if graph is None and agreement.is_imagined():
@@ -309,18 +314,3 @@ def _refuse_training_without_plan() -> None:
         "stays plain TensorFlow, and there is nothing to plan. Annotate it, by `with epl.replicate(1):` around the "
         "model, or let the planner decide: epl-plan --search."
     )
-
-
-def _refuse_function_body() -> None:
-    """Gradients that are applied inside a function cannot be aggregated from outside of it."""
-    outer = tf.get_default_graph()
-    if not tf_compat.is_function_graph(outer):
-        return
-    while tf_compat.is_function_graph(outer):
-        outer = tf_compat.outer_graph(outer)
-    graph = Graph.of(outer)
-    if graph is not None and graph.taskgraphs:
-        raise PlanError(
-            "apply_gradients was called inside a function body (tf.function, or tf.cond with control flow v2). Call it "
-            "in the graph itself; tf.disable_control_flow_v2() makes tf.cond part of the graph."
-        )

@@ -18,7 +18,7 @@ from epl.parallel import features, inference, later_training, transformation
 from epl.parallel.feature import RunRequest
 from epl.parallel.plan import agreement
 from epl.parallel.sharded_variables.checkpoints import Checkpoints
-from epl.runtime import server
+from epl.runtime import foreign_training, server
 from epl.runtime.session import GraphRunner
 from epl.utils import tf_compat
 from epl.utils.errors import PlanError
@@ -49,6 +49,7 @@ def rewritten(session: Any, original_run: Callable[[], Callable[..., Any]]) -> O
     graph = Graph.of(session.graph)
     if graph is None:
         return None
+    foreign_training.refuse_unfollowed(graph)
     if transformation.needs_transform(graph):
         with _transform_lock:
             if transformation.needs_transform(graph):

@@ -37,6 +37,7 @@ from epl.parallel.plan.stages import stage_devices
 from epl.parallel.plan.unequal_scopes import split_taskgraphs
 from epl.utils import tf_compat
 from epl.utils.errors import PlanError
+from epl.utils.op_errors import cause_of
 from epl.utils.script_end import ScriptEnd
 
 # How long the cause of an error may take to arrive after its consequence.
@@ -271,7 +272,7 @@ class ProcessServer:
                 raise
             self._keep_sessions()
             raise JobError(
-                failure or f"a process of the session cannot be reached: {error.message}", code=13
+                failure or f"a process of the session cannot be reached: {cause_of(error)}", code=13
             ) from error
 
     def close(self, close: Callable[[tf.Session], None], session: tf.Session) -> None:

@@ -301,8 +301,8 @@ class GraphRunner:
         try:
             return run_step()
         except ends as error:
-            has_no_value = isinstance(error, tf.errors.FailedPreconditionError)
-            self._end_step(job, _NO_VALUE + error.message if has_no_value else error.message, generation)
+            no_value = _NO_VALUE * isinstance(error, tf.errors.FailedPreconditionError)
+            self._end_step(job, no_value + cause_of(error), generation)
             raise
         except BaseException as error:
             if self.rewrite.plan.workers == 1:

@@ -30,7 +30,23 @@ KERAS = (
     b"threads, use tf.config.threading APIs.\n"
 )
 ARGUMENT = CALL.replace(b"dense (from tensorflow.python.layers.core)", b"calling f (from tensorflow.ops) with axis=1")
-NOTICES = [CPP, FUTURE, NAME, CALL, ARGUMENT, ABSL, TWO_LINES, CROSS_ENTROPY, KERAS]
+ABSL_BEGINS = b"WARNING: All log messages before absl::InitializeLog() is called are written to STDERR\n"
+ABSL_INFO = b"I0000 00:00:1795852190.166932    8363 cudart_stub.cc:31] Could not find cuda drivers on your machine\n"
+INSTRUCTIONS = (
+    b"I0000 00:00:1795852190.288341    8363 cpu_feature_guard.cc:227] This binary is optimized to use available CPU "
+    b"instructions.\nTo enable the following instructions: AVX2 FMA, in other operations, rebuild TensorFlow.\n"
+)
+NO_DRIVER = (
+    b"E0000 00:00:1795852200.637531    8363 cuda_platform.cc:52] failed call to cuInit: INTERNAL: CUDA error: Failed "
+    b"call to cuInit: UNKNOWN ERROR (303)\n"
+)
+ONE_DNN = CPP.replace(b"tensorflow/core/platform/cpu_feature_guard.cc", b"external/local_tsl/tsl/util/port.cc")
+LAYERS = (
+    b"/home/me/train.py:12: UserWarning: `tf.layers.dense` is deprecated and will be removed in a future version. "
+    b"Please use `tf.keras.layers.Dense` instead.\n  x = tf.layers.dense(x, 4)\n"
+)
+OF_TENSORFLOW_2 = [ABSL_BEGINS, ABSL_INFO, INSTRUCTIONS, NO_DRIVER, ONE_DNN, LAYERS]
+NOTICES = [*OF_TENSORFLOW_2, CPP, FUTURE, NAME, CALL, ARGUMENT, ABSL, TWO_LINES, CROSS_ENTROPY, KERAS]
 SHOWN = [
     CPP.replace(b": I ", b": W "),
     CPP.replace(b": I ", b": E "),
@@ -51,6 +67,10 @@ SHOWN = [
     TWO_LINES[:-10],
     b"WARNING:tensorflow:It seems that global step (tf.train.get_global_step) has not been increased.\n",
     b"ERROR:tensorflow:Error recorded from training loop\n",
+    ABSL_INFO.replace(b"I0000", b"W0000"),
+    ABSL_INFO.replace(b"cudart_stub", b"logging_ops"),  # of tf.print
+    NO_DRIVER.replace(b"UNKNOWN ERROR (303)", b"CUDA_ERROR_SYSTEM_DRIVER_MISMATCH"),
+    LAYERS.replace(b"tf.layers.dense", b"my.dense"),
     CPP.rstrip(b"\n"),
 ]
 
@@ -71,7 +91,9 @@ def test_what_is_no_notice_is_shown(text):
         ("TF_CPP_MIN_LOG_LEVEL", CPP),
         ("TF_CPP_MIN_VLOG_LEVEL", CPP),
         ("TF_CPP_VMODULE", CPP),
+        ("TF_CPP_MIN_LOG_LEVEL", ABSL_BEGINS + ABSL_INFO + NO_DRIVER),
         ("PYTHONWARNINGS", FUTURE),
+        ("PYTHONWARNINGS", LAYERS),
     ],
 )
 def test_what_the_user_has_set_counts(name, notice):

@@ -3,7 +3,7 @@
 import pytest
 import tensorflow.compat.v1 as tf
 
-from epl.utils.op_errors import cause_of
+from epl.utils.op_errors import cause_of, first_line
 
 
 def test_the_cause_of_a_failing_op_comes_first():
@@ -26,6 +26,13 @@ def test_several_nodes_before_the_cause():
         "Node: 'b'\n2 root error(s) found.\n  (0) ABORTED: gone\n  (1) ABORTED: late\n\nOriginal stack trace for 'a':",
     )
     assert cause_of(error) == "gone\n  (1) ABORTED: late"
+
+
+def test_the_first_line_is_one_of_the_cause():
+    made = tf.errors.InvalidArgumentError
+    text = "Graph execution error:\n\nDetected at\nNode: 'a'\nno rows\nat all"
+    assert first_line(made(None, None, text)) == "no rows"
+    assert first_line(made(None, None, "")) == "it failed"
 
 
 def test_any_other_error_is_its_text():

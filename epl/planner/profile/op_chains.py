@@ -18,6 +18,7 @@ from epl.parallel.costs.backward import Signature
 from epl.parallel.costs.ops import op_cost
 from epl.parallel.costs.shapes import TensorType, num_bytes
 from epl.utils import tf_compat
+from epl.utils.op_errors import first_line
 
 MOST_COPIES = 24
 FEWEST_COPIES = 3
@@ -162,7 +163,7 @@ class ChainBuilder:
         try:
             tf_compat.import_nodes(self.graph, graph_def.SerializeToString(), names, inputs, controls)
         except (ValueError, tf.errors.OpError) as error:
-            raise NotMeasurableError(str(error).strip().splitlines()[0]) from None
+            raise NotMeasurableError(first_line(error)) from None
         made = self.graph.get_operation_by_name(name)
         for tensor, known in zip(made.outputs, op.outputs):
             _check_shape(tensor, known)

@@ -11,6 +11,7 @@ import tensorflow.compat.v1 as tf
 
 from epl.parallel.costs.backward import Signature
 from epl.planner.profile.op_chains import ChainBuilder, NotMeasurableError, OpChain
+from epl.utils.op_errors import first_line
 
 _BATCH = 8  # ops of one graph: TensorFlow goes through all of it for each chain
 _FEWEST_ROUNDS, _MOST_ROUNDS = 3, 25
@@ -140,7 +141,7 @@ def _measure_op(
             NO_TIME if chain is None else summary(_seconds_of_one(session, chain, clock, seconds)) for chain in chains
         ]
     except tf.errors.OpError as error:
-        return MeasuredOp(None, None, _first_line(error.message))
+        return MeasuredOp(None, None, first_line(error))
     return MeasuredOp(forward, backward, "")
 
 
@@ -171,7 +172,3 @@ def _seconds_of_one(session: tf.Session, chain: OpChain, clock: Callable[[], flo
         fewest = _ROUNDS_IF_LONG if used / len(found) > _LONG_ROUND else _FEWEST_ROUNDS
         if len(found) >= fewest and (used >= seconds or len(found) >= _MOST_ROUNDS):
             return found
-
-
-def _first_line(text: str) -> str:
-    return text.strip().splitlines()[0] if text.strip() else "it failed"

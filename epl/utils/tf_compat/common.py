@@ -2,7 +2,7 @@
 
 import contextlib
 import copy
-from typing import Any, Callable, Dict, Iterable, Iterator, List, Optional, Sequence, Set, Tuple
+from typing import Any, Callable, Dict, Iterable, Iterator, List, Optional, Sequence, Tuple
 
 import tensorflow.compat.v1 as tf
 from tensorflow.core.framework.tensor_shape_pb2 import TensorShapeProto as TensorShapeProto  # for annotations
@@ -10,6 +10,7 @@ from tensorflow.python.client import (
     device_lib,  # names of GPUs
 )
 from tensorflow.python.client import session as session_module
+from tensorflow.python.distribute import distribute_lib  # the strategy that stands for none
 from tensorflow.python.eager import context as eager_context  # the settings of tf.config
 from tensorflow.python.framework import (
     c_api_util,  # scoped C buffers
@@ -37,7 +38,7 @@ from epl.utils.tf_compat.chosen import (
     import_nodes,
     last_op_id,
     op_def,
-    untouched_names,
+    ops_between,
     without_devices,
 )
 
@@ -49,6 +50,7 @@ GradLoopState = control_flow_state._GradLoopState
 VariableStore = variable_scope._VariableStore
 # TensorFlow's own code calls its deprecated functions: used around calls that the user did not make.
 silent_deprecations = deprecation.silence
+DISTRIBUTION_STRATEGY: type = tf.distribute.Strategy.__mro__[-2]  # what those of both APIs derive from
 SAVED_MODEL_BUILDERS: Tuple[type, ...] = (builder_impl.SavedModelBuilder, builder_impl._SavedModelBuilder)
 FUNCTION_GRAPHS: Tuple[type, ...] = (func_graph.FuncGraph, function._FuncGraph)
 
@@ -106,6 +108,11 @@ class _ScratchGraph(func_graph.FuncGraph):
             if shape is not None:
                 taken.set_shape(shape)
         return taken
+
+
+def is_default_strategy(strategy: Any) -> bool:
+    """Whether a tf.distribute.Strategy is the one that stands for none."""
+    return isinstance(strategy.extended, distribute_lib._DefaultDistributionExtended)
 
 
 def is_function_graph(graph: tf.Graph) -> bool:
@@ -319,20 +326,9 @@ def replace_function(owner: Any, name: str, wrapper: Callable[..., Any]) -> Call
     return original
 
 
-def num_nodes(graph: tf.Graph) -> int:
-    """Ops in the graph, those without a Python object included."""
-    return len(graph._nodes_by_name) + len(untouched_names(graph))
-
-
 def ops_since(graph: tf.Graph, last_id: int) -> List[tf.Operation]:
     """The ops created after op number `last_id`."""
     return ops_between(graph, last_id, last_op_id(graph))
-
-
-def ops_between(graph: tf.Graph, before: int, last: int) -> List[tf.Operation]:
-    """The ops created after op number `before`, up to op number `last`."""
-    by_id = graph._nodes_by_id
-    return [by_id[i] for i in range(before + 1, last + 1) if i in by_id]
 
 
 def creation_frames(op: tf.Operation) -> Iterator[Tuple[str, int]]:
@@ -417,11 +413,6 @@ def add_functions(graph: tf.Graph, library: Any) -> None:
     """Adds the functions of a FunctionDefLibrary to the graph."""
     if library.function:
         import_nodes(graph, tf.GraphDef(library=library).SerializeToString(), [], [], [])
-
-
-def op_names(graph: tf.Graph) -> Set[str]:
-    """Names of all ops in the graph, those without a Python object included."""
-    return untouched_names(graph).union(graph._nodes_by_name)
 
 
 def outer_graph(graph: Any) -> tf.Graph:

@@ -15,10 +15,10 @@ from epl.utils.tf_compat.bulk_import import import_options, imported, wrapping_o
 __all__ = [
     "CPU_ADDS_ROWS_IN_ORDER", "EVALUATION_LISTENERS", "KERAS_OPTIMIZERS", "NN_MODULES", "RUN_CONFIGS",
     "TRAINING_EXECUTORS", "TRAIN_MODULES", "VARIABLE_CLASSES", "c_api", "c_operation", "executes_eagerly",
-    "feeds_by_reference", "feeds_by_tensor", "frames_of", "has_keras_of_graphs", "import_nodes",
-    "keep_when_optimized", "last_op_id",
-    "name_latest_checkpoint", "new_keras_optimizers", "num_functions", "op_def", "set_devices",
-    "turn_off_v2_behavior", "untouched_names", "v2_behavior", "without_devices",
+    "feeds_by_reference", "feeds_by_tensor", "frames_of", "has_keras_of_graphs", "import_nodes", "is_keras_3_model",
+    "keep_when_optimized", "last_op_id", "name_latest_checkpoint", "num_functions", "num_nodes", "op_def", "op_names",
+    "ops_between", "set_devices", "turn_off_v2_behavior", "unknown_keras", "untouched_names", "v2_behavior",
+    "without_devices",
 ]  # fmt: skip
 
 # Whether kernels for the CPU add rows with equal indices in the order of the rows.
@@ -104,6 +104,22 @@ def untouched_names(graph: tf.Graph) -> Set[str]:
     return operations.unwrapped if isinstance(operations, LazyOperations) else set()
 
 
+def num_nodes(graph: tf.Graph) -> int:
+    """Ops in the graph, those without a Python object included."""
+    return len(graph._nodes_by_name) + len(untouched_names(graph))
+
+
+def op_names(graph: tf.Graph) -> Set[str]:
+    """Names of all ops in the graph, those without a Python object included."""
+    return untouched_names(graph).union(graph._nodes_by_name)
+
+
+def ops_between(graph: tf.Graph, before: int, last: int) -> List[tf.Operation]:
+    """The ops created after op number `before`, up to op number `last`."""
+    by_id = graph._nodes_by_id
+    return [by_id[i] for i in range(before + 1, last + 1) if i in by_id]
+
+
 def last_op_id(graph: tf.Graph) -> int:
     """The number of the op that was created last in `graph`; 0 if there is none. It grows with every op."""
     return graph._last_id if hasattr(graph, "_last_id") else graph.version
@@ -160,9 +176,15 @@ def has_keras_of_graphs() -> bool:
     return True
 
 
-def new_keras_optimizers() -> List[Tuple[type, str]]:
-    """The Keras optimizers that are imported and whose updates EPL does not know: (class, its method that applies)."""
+def unknown_keras() -> List[Tuple[Any, str]]:
+    """What trains in a Keras that EPL does not know, where that is imported: (class or module, name of a function)."""
     return []
+
+
+def is_keras_3_model(owner: Any) -> bool:
+    """Whether an object is a model of Keras 3."""
+    del owner
+    return False
 
 
 def turn_off_v2_behavior() -> None:

@@ -23,10 +23,10 @@ from epl.utils.tf_compat.bulk_import import import_options, imported, wrapping_o
 __all__ = [
     "CPU_ADDS_ROWS_IN_ORDER", "EVALUATION_LISTENERS", "KERAS_OPTIMIZERS", "NN_MODULES", "RUN_CONFIGS",
     "TRAINING_EXECUTORS", "TRAIN_MODULES", "VARIABLE_CLASSES", "c_api", "c_operation", "executes_eagerly",
-    "feeds_by_reference", "feeds_by_tensor", "frames_of", "has_keras_of_graphs", "import_nodes",
-    "keep_when_optimized", "last_op_id",
-    "name_latest_checkpoint", "new_keras_optimizers", "num_functions", "op_def", "set_devices",
-    "turn_off_v2_behavior", "untouched_names", "v2_behavior", "without_devices",
+    "feeds_by_reference", "feeds_by_tensor", "frames_of", "has_keras_of_graphs", "import_nodes", "is_keras_3_model",
+    "keep_when_optimized", "last_op_id", "name_latest_checkpoint", "num_functions", "num_nodes", "op_def", "op_names",
+    "ops_between", "set_devices", "turn_off_v2_behavior", "unknown_keras", "untouched_names", "v2_behavior",
+    "without_devices",
 ]  # fmt: skip
 
 
@@ -47,6 +47,7 @@ def _class_in(module: str, name: str) -> Tuple[type, ...]:
         return ()
 
 
+_FIRST_ID = 2  # of the ops of a graph
 # Whether kernels for the CPU add rows with equal indices in the order of the rows. Those that scatter 1,024 rows
 # or more take several threads.
 CPU_ADDS_ROWS_IN_ORDER = False
@@ -75,7 +76,19 @@ KERAS_OPTIMIZERS: Tuple[type, ...] = (
     *(_class_in(f"{_KERAS}.src.optimizers.legacy.optimizer_v2", "OptimizerV2") if _KERAS else ()),
     *_class_in("tensorflow.python.keras.optimizer_v2.optimizer_v2", "OptimizerV2"),
 )
-_KERAS_3_OPTIMIZERS = "keras.src.optimizers.base_optimizer"
+_KERAS_3_TRAINER = "keras.src.trainers.trainer"
+# What trains in a Keras that EPL does not know: module, class or "", and a function of it.
+_UNKNOWN_KERAS = (
+    ("keras.src.optimizers.base_optimizer", "BaseOptimizer", "apply"),  # Keras 3
+    (_KERAS_3_TRAINER, "Trainer", "compile"),
+    ("keras.src.backend.tensorflow.trainer", "TensorFlowTrainer", "fit"),
+    ("keras.src.backend.tensorflow.trainer", "TensorFlowTrainer", "train_on_batch"),
+    # Keras 2, as a package of its own and in TensorFlow 2.15. (`apply_gradients` of Keras 3 calls `apply`.)
+    ("tf_keras.src.optimizers.optimizer", "Optimizer", "apply_gradients"),
+    ("tf_keras.src.optimizers", "", "convert_to_legacy_optimizer"),
+    ("keras.src.optimizers.optimizer", "Optimizer", "apply_gradients"),
+    ("keras.src.optimizers", "", "convert_to_legacy_optimizer"),
+)
 # The modules under which users and layers find tf.nn.moments.
 NN_MODULES: Tuple[Any, ...] = (tf.nn, nn, nn_impl)
 # The modules under which users find tf.train.MonitoredTrainingSession.
@@ -143,12 +156,33 @@ def untouched_names(graph: tf.Graph) -> Set[str]:
     return set()
 
 
+def num_nodes(graph: tf.Graph) -> int:
+    """Ops in the graph."""
+    return graph.num_operations()
+
+
+def op_names(graph: tf.Graph) -> Set[str]:
+    """Names of all ops in the graph.
+
+    Those that are known from an earlier call are not asked for again: the map of ops by name lies in C++, and is copied
+    with all its names when it is read.
+    """
+    known: Set[str] = getattr(graph, "_epl_names", set())
+    graph._epl_names = known.union(op.name for op in graph.get_operations()[len(known) :])
+    return graph._epl_names
+
+
+def ops_between(graph: tf.Graph, before: int, last: int) -> List[tf.Operation]:
+    """The ops created after op number `before`, up to op number `last`."""
+    return graph.get_operations()[max(before - _FIRST_ID + 1, 0) : max(last - _FIRST_ID + 1, 0)]
+
+
 def last_op_id(graph: tf.Graph) -> int:
     """The number of the op that was created last in `graph`; 0 if there is none. It grows with every op.
 
-    The numbers of ops begin at 2, and the version of a graph counts its ops and 1.
+    The numbers of ops begin at 2 and have no gaps. The version of a graph counts its ops.
     """
-    return graph.version + 1 if graph.version else 0
+    return graph.version + _FIRST_ID - 1 if graph.version else 0
 
 
 def c_operation(graph: tf.Graph, name: str) -> Any:
@@ -203,14 +237,21 @@ def has_keras_of_graphs() -> bool:
     return _KERAS is not None
 
 
-def new_keras_optimizers() -> List[Tuple[type, str]]:
-    """The Keras optimizers that are imported and whose updates EPL does not know: (class, its method that applies)."""
-    if _KERAS_3_OPTIMIZERS in sys.modules:
-        found = [(_KERAS_3_OPTIMIZERS, "BaseOptimizer", "apply")]
-    else:
-        found = [("keras.src.optimizers.optimizer", "Optimizer", "apply_gradients")]
-    found.append(("tf_keras.src.optimizers.optimizer", "Optimizer", "apply_gradients"))
-    return [(getattr(sys.modules[module], name), applies) for module, name, applies in found if module in sys.modules]
+def unknown_keras() -> List[Tuple[Any, str]]:
+    """What trains in a Keras that EPL does not know, where that is imported: (class or module, name of a function)."""
+    found: List[Tuple[Any, str]] = []
+    for module, owner, name in _UNKNOWN_KERAS:
+        if module in sys.modules:
+            holder = getattr(sys.modules[module], owner, None) if owner else sys.modules[module]
+            if hasattr(holder, name):
+                found.append((holder, name))
+    return found
+
+
+def is_keras_3_model(owner: Any) -> bool:
+    """Whether an object is a model of Keras 3."""
+    trainer = getattr(sys.modules.get(_KERAS_3_TRAINER), "Trainer", None)
+    return trainer is not None and isinstance(owner, trainer)
 
 
 def turn_off_v2_behavior() -> None:

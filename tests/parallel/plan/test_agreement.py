@@ -31,6 +31,8 @@ OTHER_SETTINGS = {
                "optimizer.num_apply_group is 2 here (worker 1, from code) and 1 there (worker 0, from code)"],
     "version": ["The version of EPL is 0.6.0 here (worker 0) and 0.5 there (worker 1)",
                 "The version of EPL is 0.5 here (worker 1) and 0.6.0 there (worker 0)"],
+    "version of TensorFlow": [f"The version of TensorFlow is {tf.VERSION} here (worker 0) and 2.99.0 there (worker 1)",
+                              f"The version of TensorFlow is 2.99.0 here (worker 1) and {tf.VERSION} there (worker 0)"],
 }  # fmt: skip
 
 

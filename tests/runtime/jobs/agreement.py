@@ -51,6 +51,7 @@ def adam(rate=0.01, **hyperparameters):
     return tf.train.AdamOptimizer(rate, **hyperparameters)
 
 
+TENSORFLOW = tf.VERSION
 CASES = {
     "equal": lambda: ({}, lambda: build(adam())),
     "rate": lambda: ({}, lambda: build(adam(0.5 if IS_ODD else 0.01))),
@@ -70,14 +71,16 @@ CASES = {
     "split": lambda: ({"cluster.colocate_split_and_replicate": True}, lambda: split(2.0)),
     "split, factor": lambda: ({"cluster.colocate_split_and_replicate": True}, lambda: split(3.0 if IS_ODD else 2.0)),
     "version": lambda: ({}, lambda: build(adam())),
+    "version of TensorFlow": lambda: ({}, lambda: build(adam())),
 }
 
 
 def run(name):
     """What the first runs of a case raise."""
     config, make = CASES[name]()
-    if name == "version" and IS_ODD:
-        agreement.VERSION = "0.5"
+    if IS_ODD:
+        agreement.VERSION = "0.5" if name == "version" else epl.VERSION
+        tf.VERSION = "2.99.0" if name == "version of TensorFlow" else TENSORFLOW
     tf.reset_default_graph()
     epl.init(epl.Config(config))
     epl.set_default_strategy(epl.replicate(1))
