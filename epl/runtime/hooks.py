@@ -26,6 +26,7 @@
 | ChiefSessionCreator.create_session | the session begins with worker 0's values |
 | WorkerSessionCreator.create_session | it is refused instead of waiting for ever |
 | RunConfig.__init__ | an Estimator trains locally in each worker |
+| configure_callbacks (Keras) | callbacks of all workers decide by the same logs, and worker 0 alone writes |
 | _TrainingExecutor.run_local | tf.estimator.train_and_evaluate has a result in every worker |
 
 `install` is called by epl.init and does it once; `remove` takes everything back.
@@ -44,7 +45,7 @@ from epl.parallel.amp import half_ops
 from epl.parallel.batch_norm.moments import batch_moments
 from epl.parallel.sharded_variables.variables import refuse_reuse
 from epl.parallel.zero import model as zero
-from epl.runtime import monitored, positions, recorder, runs, saver, server, xla_clustering
+from epl.runtime import keras_callbacks, monitored, positions, recorder, runs, saver, server, xla_clustering
 from epl.utils import tf_compat
 from epl.utils.errors import PlanError
 
@@ -96,6 +97,8 @@ def install(explain: Optional[Callable[[tf.Graph], None]] = None) -> None:
     _wrap(tf.train.WorkerSessionCreator, "create_session", _worker_session)
     for run_config in tf_compat.RUN_CONFIGS:
         _wrap(run_config, "__init__", monitored.run_config)
+    for module in tf_compat.CALLBACK_MODULES:
+        _wrap(module, "configure_callbacks", keras_callbacks.configure)
     for executor in tf_compat.TRAINING_EXECUTORS:
         _wrap(executor, "run_local", monitored.train_and_evaluate)
 
@@ -286,23 +289,22 @@ def _make_callable(
 
 def _make_callable_from_options(original: Callable[..., Any], session: Any, callable_options: Any) -> Any:
     runner = runs.rewritten(session, _original_run)
-    is_checked = runs.are_changed(session) and not callable_options.tensor_connection
-    if runner is None and not is_checked:
+    if runner is None and not runs.are_changed(session):
         return original(session, callable_options)
-    if callable_options.tensor_connection:
-        raise PlanError(
-            "tf.keras fit, evaluate or predict was given a dataset or iterator: it connects its tensors in a way that "
-            "the replicas cannot follow. Pass arrays, or build the training step with an optimizer and Session.run."
-        )
-    feeds = list(callable_options.feed)
+    by_name = session.graph.get_tensor_by_name
+    data = [by_name(connection.from_tensor) for connection in callable_options.tensor_connection]
+    feeds = [*callable_options.feed, *[connection.to_tensor for connection in callable_options.tensor_connection]]
     fetches = list(callable_options.fetch)
     targets = list(callable_options.target)
     if runner is not None:
         runner.say_whose_metrics(fetches, targets, feeds)
 
     def call(*args: Any, **kwargs: Any) -> List[Any]:
+        """Values of a dataset are read first, so that they are cut by rows as arrays are."""
         given = dict(kwargs, options=callable_options.run_options)
-        return session.run((fetches, targets), dict(zip(feeds, args)), **given)[0]
+        read = functools.partial(session.run, data)
+        values = runner.batch_of(read, fetches, targets, feeds) if data and runner is not None else read()
+        return session.run((fetches, targets), dict(zip(feeds, [*args, *values])), **given)[0]
 
     return call
 
