@@ -14,9 +14,10 @@ from tensorflow_estimator.python.estimator import training as estimator_training
 from epl.utils.tf_compat.bulk_import import import_options, imported, wrapping_operations
 
 __all__ = [
-    "CALLBACK_MODULES", "CPU_ADDS_ROWS_IN_ORDER", "EVALUATION_LISTENERS", "KERAS_OPTIMIZERS", "NN_MODULES",
-    "RUN_CONFIGS", "TRAINING_EXECUTORS", "TRAIN_MODULES", "VARIABLE_CLASSES", "c_api", "c_operation",
-    "executes_eagerly", "feeds_by_reference", "feeds_by_tensor", "frames_of", "has_keras_of_graphs", "import_nodes",
+    "ASSIGN_MODULES", "CALLBACK_MODULES", "CPU_ADDS_ROWS_IN_ORDER", "EVALUATION_LISTENERS", "KERAS_OPTIMIZERS",
+    "NN_MODULES", "RUN_CONFIGS", "TRAINING_EXECUTORS", "TRAIN_MODULES", "VARIABLE_CLASSES", "c_api",
+    "c_operation", "executes_eagerly", "feeds_by_reference", "feeds_by_tensor", "frames_of",
+    "has_keras_of_graphs", "import_nodes",
     "keep_when_optimized", "last_op_id",
     "name_latest_checkpoint", "new_keras_optimizers", "num_functions", "op_def", "set_devices",
     "turn_off_v2_behavior", "untouched_names", "v2_behavior", "without_devices",
@@ -29,6 +30,8 @@ CPU_ADDS_ROWS_IN_ORDER = True
 VARIABLE_CLASSES: Tuple[type, ...] = (variables.RefVariable, resource_variable_ops.ResourceVariable)
 # The base classes of the Keras optimizers whose gradients are recorded.
 KERAS_OPTIMIZERS: Tuple[type, ...] = (optimizer_v2.OptimizerV2,)
+# The modules under which users find tf.assign.
+ASSIGN_MODULES: Tuple[Any, ...] = (tf, tf_api)
 # The modules in which Keras finds what configures callbacks.
 CALLBACK_MODULES: Tuple[Any, ...] = (callbacks,)
 # The modules under which users and layers find tf.nn.moments.

@@ -21,9 +21,10 @@ from epl.utils.errors import GraphModeError
 from epl.utils.tf_compat.bulk_import import import_options, imported, wrapping_operations
 
 __all__ = [
-    "CALLBACK_MODULES", "CPU_ADDS_ROWS_IN_ORDER", "EVALUATION_LISTENERS", "KERAS_OPTIMIZERS", "NN_MODULES",
-    "RUN_CONFIGS", "TRAINING_EXECUTORS", "TRAIN_MODULES", "VARIABLE_CLASSES", "c_api", "c_operation",
-    "executes_eagerly", "feeds_by_reference", "feeds_by_tensor", "frames_of", "has_keras_of_graphs", "import_nodes",
+    "ASSIGN_MODULES", "CALLBACK_MODULES", "CPU_ADDS_ROWS_IN_ORDER", "EVALUATION_LISTENERS", "KERAS_OPTIMIZERS",
+    "NN_MODULES", "RUN_CONFIGS", "TRAINING_EXECUTORS", "TRAIN_MODULES", "VARIABLE_CLASSES", "c_api",
+    "c_operation", "executes_eagerly", "feeds_by_reference", "feeds_by_tensor", "frames_of",
+    "has_keras_of_graphs", "import_nodes",
     "keep_when_optimized", "last_op_id",
     "name_latest_checkpoint", "new_keras_optimizers", "num_functions", "op_def", "set_devices",
     "turn_off_v2_behavior", "untouched_names", "v2_behavior", "without_devices",
@@ -76,6 +77,8 @@ KERAS_OPTIMIZERS: Tuple[type, ...] = (
     *_class_in("tensorflow.python.keras.optimizer_v2.optimizer_v2", "OptimizerV2"),
 )
 _KERAS_3_OPTIMIZERS = "keras.src.optimizers.base_optimizer"
+# The modules under which users find tf.assign.
+ASSIGN_MODULES: Tuple[Any, ...] = (tf,)
 # The modules in which Keras finds what configures callbacks.
 CALLBACK_MODULES: Tuple[Any, ...] = (importlib.import_module(f"{_KERAS}.src.callbacks"),) if _KERAS else ()
 # The modules under which users and layers find tf.nn.moments.
