@@ -10,6 +10,7 @@
 | ControlFlowState.AddWhileContext | so do those of loops |
 | GradLoopState.GetRealValue | no copies of weights in half precision are kept in loops |
 | tf.nn.moments | those over the rows of a batch are known, or are of all rows |
+| tf.assign | a variable in parts takes a whole value, as its method does |
 | _VariableStore._get_single_variable | variables in parts are not shared as if they were whole |
 | Optimizer.__init__ (TensorFlow's and Keras') | calls of apply_gradients are recorded, overridden ones too |
 | Optimizer.apply, apply_gradients (Keras 3, newer Keras 2) | they are refused: EPL does not know their updates |
@@ -29,6 +30,7 @@
 | WorkerSessionCreator.create_session | it is refused instead of waiting for ever |
 | RunConfig.__init__ | an Estimator trains locally in each worker |
 | Strategy.scope (tf.distribute) | it is refused: both would replicate the model |
+| configure_callbacks (Keras) | callbacks of all workers decide by the same logs, and worker 0 alone writes |
 | _TrainingExecutor.run_local | tf.estimator.train_and_evaluate has a result in every worker |
 
 `install` is called by epl.init and does it once; `remove` takes everything back.
@@ -45,9 +47,19 @@ from epl.ir.graph import Graph
 from epl.ir.taskgraph import TASKGRAPH_ATTR
 from epl.parallel.amp import half_ops
 from epl.parallel.batch_norm.moments import batch_moments
-from epl.parallel.sharded_variables.variables import refuse_reuse
+from epl.parallel.sharded_variables.variables import assigned, refuse_reuse
 from epl.parallel.zero import model as zero
-from epl.runtime import foreign_training, monitored, positions, recorder, runs, saver, server, xla_clustering
+from epl.runtime import (
+    foreign_training,
+    keras_callbacks,
+    monitored,
+    positions,
+    recorder,
+    runs,
+    saver,
+    server,
+    xla_clustering,
+)
 from epl.utils import tf_compat
 from epl.utils.errors import PlanError
 
@@ -74,6 +86,8 @@ def install(explain: Optional[Callable[[tf.Graph], None]] = None) -> None:
     _wrap(tf_compat.VariableStore, "_get_single_variable", _get_variable)
     for module in tf_compat.NN_MODULES:
         _wrap(module, "moments", batch_moments)
+    for module in tf_compat.ASSIGN_MODULES:
+        _wrap(module, "assign", assigned)
     for optimizer in (tf.train.Optimizer, *tf_compat.KERAS_OPTIMIZERS):
         _wrap(optimizer, "__init__", _optimizer_init)
         _wrap(optimizer, "get_slot", _get_slot)
@@ -99,6 +113,8 @@ def install(explain: Optional[Callable[[tf.Graph], None]] = None) -> None:
     _wrap(tf.train.WorkerSessionCreator, "create_session", _worker_session)
     for run_config in tf_compat.RUN_CONFIGS:
         _wrap(run_config, "__init__", monitored.run_config)
+    for module in tf_compat.CALLBACK_MODULES:
+        _wrap(module, "configure_callbacks", keras_callbacks.configure)
     for executor in tf_compat.TRAINING_EXECUTORS:
         _wrap(executor, "run_local", monitored.train_and_evaluate)
     _wrap(tf_compat.DISTRIBUTION_STRATEGY, "scope", _strategy_scope)
@@ -289,23 +305,22 @@ def _make_callable(
 
 def _make_callable_from_options(original: Callable[..., Any], session: Any, callable_options: Any) -> Any:
     runner = runs.rewritten(session, _original_run)
-    is_checked = runs.are_changed(session) and not callable_options.tensor_connection
-    if runner is None and not is_checked:
+    if runner is None and not runs.are_changed(session):
         return original(session, callable_options)
-    if callable_options.tensor_connection:
-        raise PlanError(
-            "tf.keras fit, evaluate or predict was given a dataset or iterator: it connects its tensors in a way that "
-            "the replicas cannot follow. Pass arrays, or build the training step with an optimizer and Session.run."
-        )
-    feeds = list(callable_options.feed)
+    by_name = session.graph.get_tensor_by_name
+    data = [by_name(connection.from_tensor) for connection in callable_options.tensor_connection]
+    feeds = [*callable_options.feed, *[connection.to_tensor for connection in callable_options.tensor_connection]]
     fetches = list(callable_options.fetch)
     targets = list(callable_options.target)
     if runner is not None:
         runner.say_whose_metrics(fetches, targets, feeds)
 
     def call(*args: Any, **kwargs: Any) -> List[Any]:
+        """Values of a dataset are read first, so that they are cut by rows as arrays are."""
         given = dict(kwargs, options=callable_options.run_options)
-        return session.run((fetches, targets), dict(zip(feeds, args)), **given)[0]
+        read = functools.partial(session.run, data)
+        values = runner.batch_of(read, fetches, targets, feeds) if data and runner is not None else read()
+        return session.run((fetches, targets), dict(zip(feeds, [*args, *values])), **given)[0]
 
     return call
 

@@ -133,18 +133,26 @@ class _NamesLastCheckpoint(tf.train.SessionRunHook):
         self._own = own
         self._worker = worker
         self._step: Optional[tf.Tensor] = None
+        self._first = -1
 
     def begin(self) -> None:
         """The graph is complete and still open."""
         self._step = tf.train.get_global_step()
+
+    def after_create_session(self, session: tf.Session, coord: tf.train.Coordinator) -> None:
+        """The session has the values of worker 0."""
+        if self._step is not None:
+            self._first = session.run(self._step)
 
     def end(self, session: tf.Session) -> None:
         """Waits for the checkpoint of the last step; later hooks of worker 0 may still run."""
         told = told_by_worker_0(self._graph)
         if told is None or not told.saves_as or self._step is None:
             return
-        last = f"{told.saves_as}-{session.run(self._step)}"
-        if not _becomes_latest(last):
+        step = session.run(self._step)
+        last = f"{told.saves_as}-{step}"
+        # Worker 0 writes its first checkpoint before its first step, which may be after this worker has ended.
+        if not _becomes_latest(last, is_first=step == self._first):
             logger.warning(_UNSEEN.format(last, self._worker))
         elif os.path.dirname(last) != os.path.dirname(self._own.saves_as):
             directory = os.path.dirname(self._own.saves_as)
@@ -152,15 +160,18 @@ class _NamesLastCheckpoint(tf.train.SessionRunHook):
             tf_compat.name_latest_checkpoint(directory, last)
 
 
-def _becomes_latest(checkpoint: str) -> bool:
-    """Whether a checkpoint is the latest of its directory, now or soon. It is not awaited where there is none."""
+def _becomes_latest(checkpoint: str, is_first: bool = False) -> bool:
+    """Whether a checkpoint is the latest of its directory, now or soon.
+
+    One that is not the first is not awaited in a directory without checkpoints: this worker does not see them.
+    """
     directory, name = os.path.split(checkpoint)
     start = time.monotonic()
     while time.monotonic() - start < (_WRITING_S if _is_being_written(checkpoint) else _PATIENCE_S):
         state = tf.train.get_checkpoint_state(directory)
-        if state is None:
+        if state is None and not is_first:
             return False
-        if os.path.basename(state.model_checkpoint_path) == name:
+        if state is not None and os.path.basename(state.model_checkpoint_path) == name:
             return tf.io.gfile.exists(checkpoint + ".index")
         time.sleep(_POLL_S)
     return False

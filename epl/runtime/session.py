@@ -240,22 +240,32 @@ class GraphRunner:
 
     def say_whose_metrics(self, fetches: Sequence[str], targets: Sequence[str], feeds: Sequence[str]) -> None:
         """Warns once if Keras is to report what replica 0 computed of its rows alone; all by name."""
-        tf_graph = self.rewrite.tf_graph
         own = [name for name in fetches if name not in self.rewrite.merged]
         if self.rewrite.local_replicas == 1 or not own:
             return
-        plan = self._planner.plan_run(
-            [tf_graph.get_tensor_by_name(name) for name in fetches],
-            [tf_graph.get_operation_by_name(name) for name in targets],
-            [tf_graph.get_tensor_by_name(name) for name in feeds],
-        )
-        if plan.shares_feeds and Env.get().says_first("Keras metrics"):
+        if self._plan_of_names(fetches, targets, feeds).shares_feeds and Env.get().says_first("Keras metrics"):
             logger.warning(
                 "tf.keras trains with %d replicas in this process. The loss that it reports is that of all rows; its "
                 "metrics (%s) are those of the rows of replica 0. Model.evaluate gives them for all rows. This is said "
                 "once.",
                 self.rewrite.local_replicas, ", ".join(own),
             )  # fmt: skip
+
+    def batch_of(
+        self, read: Callable[[], List[Any]], fetches: Sequence[str], targets: Sequence[str], feeds: Sequence[str]
+    ) -> List[Any]:
+        """Reads the batch of a run, given by names; where the data ends before a step, it ends for all workers."""
+        if not self._plan_of_names(fetches, targets, feeds).is_collective:
+            return read()
+        return self._telling_others(read, tf.errors.OutOfRangeError)
+
+    def _plan_of_names(self, fetches: Sequence[str], targets: Sequence[str], feeds: Sequence[str]) -> RunPlan:
+        tf_graph = self.rewrite.tf_graph
+        return self._planner.plan_run(
+            [tf_graph.get_tensor_by_name(name) for name in fetches],
+            [tf_graph.get_operation_by_name(name) for name in targets],
+            [tf_graph.get_tensor_by_name(name) for name in feeds],
+        )
 
     def begin(self, session: tf.Session, restore: Callable[[], None]) -> None:
         """Prepares a new session for hooks: `restore`, whose failure the others are told, then the values of rank 0."""

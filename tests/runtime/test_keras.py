@@ -6,7 +6,6 @@ import tensorflow.compat.v1 as tf
 
 from epl.env import Env
 from epl.ir.graph import Graph
-from tests.parallel.in_process import error_text
 
 X = np.random.RandomState(0).randn(16, 3).astype("f")
 Y = np.random.RandomState(1).randn(16, 1).astype("f")
@@ -47,14 +46,6 @@ def test_fit_runs_on_every_replica(init):
     graph = Graph.get()
     assert graph.rewritten.world_size == 2
     tf.keras.backend.clear_session()
-
-
-def test_fit_of_a_dataset_is_refused_with_what_to_do(init):
-    init()
-    data = tf.data.Dataset.from_tensor_slices((X, Y)).batch(8).repeat()
-    text = error_text(compiled().fit, data, steps_per_epoch=2, verbose=0)
-    tf.keras.backend.clear_session()
-    assert text.startswith("PlanError") and "dataset or iterator" in text and "Pass arrays" in text
 
 
 @pytest.mark.parametrize("devices,metrics,said", [(2, ["mae"], 1), (2, None, 0), (1, ["mae"], 0)])

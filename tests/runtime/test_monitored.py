@@ -6,6 +6,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 
 import numpy as np
 import pytest
@@ -118,3 +119,30 @@ def test_a_worker_that_does_not_see_the_last_checkpoint_says_so(init, tmp_path, 
     assert not (tmp_path / "own").exists()
     (warning,) = [record.getMessage() for record in caplog.records if "Worker 0 writes" in record.message]
     assert "model.ckpt-0'" in warning and "worker 1 does not see it" in warning
+
+
+def test_the_first_checkpoint_is_awaited_by_a_worker_without_records(init, tmp_path, caplog):
+    init()
+    tf.train.get_or_create_global_step()
+    told = monitored.CheckpointPaths(str(tmp_path), str(tmp_path / "model.ckpt"), "")
+    graph = Graph.get(may_create=True)
+    graph.keep(ToldByWorkers, ToldByWorkers("", json.dumps(told)))
+    own = told._replace(saves_as=str(tmp_path / "own" / "model.ckpt"))
+    first = str(tmp_path / "model.ckpt-0")
+
+    def write():
+        (tmp_path / "model.ckpt-0.index").write_text("")
+        tf.train.update_checkpoint_state(str(tmp_path), first)
+
+    writer = threading.Timer(0.3, write)
+    with tf.train.SingularMonitoredSession([monitored._NamesLastCheckpoint(graph, own, 1)]):
+        writer.start()
+    writer.join()
+    assert tf.train.latest_checkpoint(str(tmp_path / "own")) == first
+    assert not caplog.records
+
+
+def test_a_later_checkpoint_is_not_awaited_where_there_is_none(tmp_path):
+    start = time.monotonic()
+    assert not monitored._becomes_latest(str(tmp_path / "model.ckpt-4"))
+    assert time.monotonic() - start < 60

@@ -13,7 +13,20 @@ and `Shard.users`.
 """
 
 import contextlib
-from typing import Any, Dict, Iterable, Iterator, List, Mapping, NamedTuple, NoReturn, Optional, Sequence, Tuple
+from typing import (
+    Any,
+    Callable,
+    Dict,
+    Iterable,
+    Iterator,
+    List,
+    Mapping,
+    NamedTuple,
+    NoReturn,
+    Optional,
+    Sequence,
+    Tuple,
+)
 
 import tensorflow.compat.v1 as tf
 
@@ -79,6 +92,20 @@ class _ShardObject:
         if tuple(self.shape.as_list()) == full_shape:  # type: ignore[attr-defined]  # this rank may have all of it
             return _cut_if_full(tensor, full_shape, placement, resharder)
         return initial_values.cut(tensor, full_shape, placement, resharder)
+
+
+def assigned(
+    original: Callable[..., Any],
+    ref: Any,
+    value: Any,
+    validate_shape: Optional[bool] = None,
+    use_locking: Optional[bool] = None,
+    name: Optional[str] = None,
+) -> Any:
+    """`tf.assign`: a shard gets its part of a value of the full shape, as by the method of the variable."""
+    if isinstance(ref, _ShardObject):
+        return ref.assign(value, use_locking, name)
+    return original(ref, value, validate_shape, use_locking, name)
 
 
 def _cut_if_full(

@@ -21,12 +21,12 @@ from epl.utils.errors import GraphModeError
 from epl.utils.tf_compat.bulk_import import import_options, imported, wrapping_operations
 
 __all__ = [
-    "CPU_ADDS_ROWS_IN_ORDER", "EVALUATION_LISTENERS", "KERAS_OPTIMIZERS", "NN_MODULES", "RUN_CONFIGS",
-    "TRAINING_EXECUTORS", "TRAIN_MODULES", "VARIABLE_CLASSES", "c_api", "c_operation", "executes_eagerly",
-    "feeds_by_reference", "feeds_by_tensor", "frames_of", "has_keras_of_graphs", "import_nodes", "is_keras_3_model",
-    "keep_when_optimized", "last_op_id", "name_latest_checkpoint", "num_functions", "num_nodes", "op_def", "op_names",
-    "ops_between", "set_devices", "turn_off_v2_behavior", "unknown_keras", "untouched_names", "v2_behavior",
-    "without_devices",
+    "ASSIGN_MODULES", "CALLBACK_MODULES", "CPU_ADDS_ROWS_IN_ORDER", "EVALUATION_LISTENERS", "KERAS_OPTIMIZERS",
+    "NN_MODULES", "RUN_CONFIGS", "TRAINING_EXECUTORS", "TRAIN_MODULES", "VARIABLE_CLASSES", "c_api", "c_operation",
+    "executes_eagerly", "feeds_by_reference", "feeds_by_tensor", "frames_of", "has_keras_of_graphs", "import_nodes",
+    "is_keras_3_model", "keep_when_optimized", "last_op_id", "name_latest_checkpoint", "num_functions", "num_nodes",
+    "op_def", "op_names", "ops_between", "set_devices", "turn_off_v2_behavior", "unknown_keras", "untouched_names",
+    "v2_behavior", "without_devices",
 ]  # fmt: skip
 
 
@@ -89,6 +89,10 @@ _UNKNOWN_KERAS = (
     ("keras.src.optimizers.optimizer", "Optimizer", "apply_gradients"),
     ("keras.src.optimizers", "", "convert_to_legacy_optimizer"),
 )
+# The modules under which users find tf.assign.
+ASSIGN_MODULES: Tuple[Any, ...] = (tf,)
+# The modules in which Keras finds what configures callbacks.
+CALLBACK_MODULES: Tuple[Any, ...] = (importlib.import_module(f"{_KERAS}.src.callbacks"),) if _KERAS else ()
 # The modules under which users and layers find tf.nn.moments.
 NN_MODULES: Tuple[Any, ...] = (tf.nn, nn, nn_impl)
 # The modules under which users find tf.train.MonitoredTrainingSession.

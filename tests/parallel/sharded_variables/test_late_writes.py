@@ -61,6 +61,7 @@ def test_a_value_that_is_assigned_after_the_first_run_is_that_of_one_device(
         assigned = one.kernel.assign(fed)
         np.testing.assert_array_equal(sess.run(assigned, {fed: FULL + 1}), FULL + 1)
         np.testing.assert_array_equal(sess.run(one.kernel), FULL + 1)
+        np.testing.assert_array_equal(sess.run(tf.assign(one.kernel, FULL + 2)), FULL + 2)
         sess.run([assigned.op, one.slot.assign(tf.zeros([ROWS, COLUMNS]))], {fed: FULL})
         np.testing.assert_array_equal(sess.run(one.slot), np.zeros([ROWS, COLUMNS]))
         for _ in range(2):
