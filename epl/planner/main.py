@@ -23,7 +23,7 @@ from epl.launcher.notices import CPP_VARIABLES, NoticeFilter
 from epl.ops.imagined_job import ImaginedJob
 from epl.planner.machine import presets
 from epl.planner.machine.files import read_machine
-from epl.planner.machine.job_devices import job_of_machine
+from epl.planner.machine.job_devices import job_of_machine, machine_of_job
 from epl.utils.errors import MachineError
 from epl.utils.whole_file import write_whole
 
@@ -201,10 +201,20 @@ def _imagined_job(settings: Dict[str, str], workers: int) -> ImaginedJob:
     """Sets the environment for the script, which is worker 0 of a job; of the other workers none is there."""
     for name, value in settings.items():
         os.environ[env_name(name)] = value
-    hosts = [f"worker-{index}.invalid:{_PORT}" for index in range(workers)]
+    hosts = [f"{node}.invalid:{_PORT + index}" for index, node in enumerate(_nodes(settings, workers))]
     os.environ["TF_CONFIG"] = json.dumps({"cluster": {"worker": hosts}, "task": {"type": "worker", "index": 0}})
     os.environ["EPL_EXPLAIN"] = "0"  # it is printed here
     return ImaginedJob.begin(hosts)
+
+
+def _nodes(settings: Dict[str, str], workers: int) -> List[str]:
+    """The name of the computer of each worker: those of the machine that is named, else one for each worker."""
+    devices = int(settings.get(_OF_DEVICES[0], "1"))
+    try:
+        job = machine_of_job(read_machine(settings["auto.machine"]), workers, devices)
+    except (KeyError, MachineError):  # a machine without room is refused when the plan is simulated
+        return [f"worker-{index}" for index in range(workers)]
+    return [f"node-{number}" for number, node in enumerate(job.nodes) for _ in range(len(node.devices) // devices)]
 
 
 def _plan(parser: argparse.ArgumentParser, options: argparse.Namespace, settings: Dict[str, str], workers: int) -> int:

@@ -19,7 +19,7 @@ from epl.env import Env
 from epl.ops import native
 from epl.ops.communicator import Communicator
 from epl.parallel.plan.agreement import meet
-from epl.parallel.plan.communicators import transport_between
+from epl.planner.machine.collective_algorithms import transport_between
 from epl.strategies.context import StrategyContext
 from epl.utils import gpu_info
 from epl.utils.errors import EplError

@@ -39,7 +39,7 @@ def collectives(ctx: Context, **config: Any) -> None:
     from epl.env import Env
     from epl.ops.communicator import Communicator
     from epl.parallel.plan.agreement import meet
-    from epl.parallel.plan.communicators import transport_between
+    from epl.planner.machine.collective_algorithms import transport_between
 
     ctx.init(**config)
     cluster = Env.get().cluster

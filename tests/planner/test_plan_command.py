@@ -355,6 +355,19 @@ def test_workers_that_are_not_there(plan, tmp_path, devices, settings, source, s
     assert (strategy.workers, strategy.devices) == (workers, of_each)
 
 
+def test_collectives_over_machines_are_those_of_the_job(plan, tmp_path):
+    """8 workers on 2 machines: what the plan says of them is what the simulation counts."""
+    source, seconds = SCRIPT.replace("x, 8,", "x, 100000,"), {}
+    for hierarchy, words in [("auto", "hierarchical: shm is faster than a worker's share of eth-10"), ("off", "flat")]:
+        where = ["--machine", "2x4*cpu,eth-10", "--devices", "8x1", "--rows", "8", "--json", "a.json"]
+        code, out, error = plan([*where, "--set", f"communication.hierarchy={hierarchy}"], source)
+        assert code == 0, error
+        assert f"collectives between 2 machines of 4 workers are {words}" in out
+        seconds[hierarchy] = json.loads((tmp_path / "a.json").read_text())["simulation"]["seconds"]
+    # Between the machines 4 workers send a shard each, or each a part to each of 4 others, twice.
+    assert seconds["off"] > 1.5 * seconds["auto"]
+
+
 def test_a_split_over_workers_that_are_not_there(plan):
     source = (
         HEAD

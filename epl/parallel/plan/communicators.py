@@ -10,6 +10,7 @@ from epl.parallel.plan.hierarchy import is_hierarchical
 from epl.parallel.plan.plan import GradientGroup, Plan, Stage, section, split_groups, worker_of
 from epl.parallel.plan.sections import BatchNormSection, HierarchySection, OffloadSection
 from epl.parallel.plan.stages import span_processes
+from epl.planner.machine.collective_algorithms import transport_between
 
 PROCESSES = "/processes"  # after a plan's name: the communicator of its processes
 PART_WRITES = "/part_writes"  # after that: the one for how variables in parts got their values
@@ -34,16 +35,6 @@ def transport_of(plan: Plan, name: str = "") -> str:
     on_host = name.startswith(plan.name + PROCESSES) and section(plan, OffloadSection) is not None
     hierarchy = section(plan, HierarchySection)
     return transport_between("CPU" if on_host else plan.device_type, hierarchy is not None and hierarchy.hierarchical)
-
-
-def transport_between(device_type: str, hierarchical: bool) -> str:
-    """The transport of collectives on devices of a type.
-
-    With `hierarchical` (`is_hierarchical`) the core's collectives between machines are hierarchical.
-    """
-    if device_type == "GPU":
-        return "nccl"
-    return "hierarchical" if hierarchical else "auto"
 
 
 def transport_of_job(config: Config, cluster: Cluster, on_host: bool = False) -> str:

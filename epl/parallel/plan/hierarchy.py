@@ -4,15 +4,17 @@
                    |         |          between machines one shard of each worker, not all of it
     machine 1   worker 2  worker 3
 
-The core has the algorithms, for tensors in host memory (csrc/comm/program_hierarchical.h). NCCL finds machines by
-itself.
+Which transport has hierarchical algorithms, and of which kinds, says collective_algorithms.py, for plans and for
+simulations. NCCL finds machines by itself.
 """
 
-from typing import Dict, Optional, Tuple
+from typing import Callable, Dict, Optional, Tuple
 
 from epl.cluster.cluster import Cluster
 from epl.config.config import Config
 from epl.parallel.plan.sections import HierarchySection
+from epl.planner.machine.collective_algorithms import may_be_hierarchical, transport_between
+from epl.planner.machine.collective_costs import CollectiveCosts
 from epl.planner.machine.files import read_machine
 from epl.planner.machine.job_devices import machine_of_job
 from epl.planner.machine.machine import Machine
@@ -32,18 +34,53 @@ def plan_hierarchy(config: Config, cluster: Cluster) -> Optional[HierarchySectio
     for machine in cluster.machines:
         counts[machine] = counts.get(machine, 0) + 1
     workers = tuple(counts.values())
-    fits = len(workers) > 1 and len(set(workers)) == 1 and workers[0] > 1
     asked = config.communication.hierarchy
     if asked == "on":
-        _refuse(cluster, counts, fits)
-        return HierarchySection(True, workers, f'{_KEY} is "on"')
-    if len(workers) == 1 or max(workers) == 1 or cluster.device_type != "CPU":
+        _refuse(cluster, counts)
+    if not may_be_hierarchical(cluster.device_type):
+        return None
+    devices = cluster.gpu_num_per_worker
+    return _decide(asked, workers, devices, lambda: _machine(config, cluster, workers[0] * devices))
+
+
+def transport_on(machine: Machine, workers: int, devices: int, asked: str) -> str:
+    """The transport of the collectives of a job on a machine that need not be there, as its plan has it.
+
+    Args:
+      machine: its first devices are those of the job.
+      workers, devices: processes, and devices of each.
+      asked: the value of `communication.hierarchy`.
+    """
+    if any(device.type == "GPU" for device in machine.devices):
+        return transport_between("GPU", False)
+    job = machine_of_job(machine, workers, devices)
+    counts = tuple(len(node.devices) // devices for node in job.nodes)
+    planned = _decide(asked, counts, devices, lambda: job)
+    return transport_between("CPU", planned is not None and planned.hierarchical)
+
+
+def costs_of_job(machine: Machine, workers: int, devices: int, asked: str) -> CollectiveCosts:
+    """The costs of the collectives of a job on a machine; the arguments are those of `transport_on`."""
+    return CollectiveCosts(machine, transport_on(machine, workers, devices, asked), devices)
+
+
+def _decide(
+    asked: str, workers: Tuple[int, ...], devices: int, machine: Callable[[], Machine]
+) -> Optional[HierarchySection]:
+    """The decision for CPUs; `workers` of each machine."""
+    if asked == "on":
+        return HierarchySection(_fits(workers), workers, f'{_KEY} is "on"')
+    if len(workers) == 1 or max(workers) == 1:
         return None
     if asked == "off":
         return HierarchySection(False, workers, f'{_KEY} is "off"')
-    if not fits:
+    if not _fits(workers):
         return HierarchySection(False, workers, "the machines have unequal numbers of workers")
-    return _by_links(config, cluster, workers[0], workers)
+    return _by_links(machine(), workers, devices)
+
+
+def _fits(workers: Tuple[int, ...]) -> bool:
+    return len(workers) > 1 and len(set(workers)) == 1 and workers[0] > 1
 
 
 def is_hierarchical(config: Config, cluster: Cluster) -> bool:
@@ -52,13 +89,13 @@ def is_hierarchical(config: Config, cluster: Cluster) -> bool:
     return planned is not None and planned.hierarchical
 
 
-def _refuse(cluster: Cluster, counts: Dict[str, int], fits: bool) -> None:
-    if cluster.device_type != "CPU":
+def _refuse(cluster: Cluster, counts: Dict[str, int]) -> None:
+    if not may_be_hierarchical(cluster.device_type):
         raise PlanError(
             f'{_KEY} is "on", and the devices are GPUs, whose collectives NCCL does: it finds the machines by itself. '
             'Set it to "auto".'
         )
-    if not fits:
+    if not _fits(tuple(counts.values())):
         found = ", ".join(f"{count} on {machine}" for machine, count in counts.items())
         raise PlanError(
             f'{_KEY} is "on", and the workers of the job are {found}. Hierarchical collectives need several '
@@ -67,9 +104,8 @@ def _refuse(cluster: Cluster, counts: Dict[str, int], fits: bool) -> None:
         )
 
 
-def _by_links(config: Config, cluster: Cluster, each: int, workers: Tuple[int, ...]) -> HierarchySection:
-    devices = cluster.gpu_num_per_worker
-    machine = _machine(config, cluster, each * devices)
+def _by_links(machine: Machine, workers: Tuple[int, ...], devices: int) -> HierarchySection:
+    each = workers[0]
     routes = Routes(machine)
     node = len(machine.nodes[0].devices)
     if len(machine.nodes) == 1 or node < each * devices:

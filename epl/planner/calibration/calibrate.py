@@ -11,6 +11,7 @@ from epl.planner.calibration import worker
 from epl.planner.calibration.device_fit import fit_device
 from epl.planner.calibration.link_fit import fit_link
 from epl.planner.calibration.worker import Measured
+from epl.planner.machine.collective_algorithms import FLAT, NCCL
 from epl.planner.machine.machine import Interconnect, LinkLevel, Machine, MachineNode
 
 INSIDE, BETWEEN = "inside-process", "between-processes"  # names of links
@@ -44,13 +45,14 @@ def machine_of(name: str, workers: int, devices: int, measured: Measured, date: 
     """
     kind = "measured-gpu" if measured.is_gpu else "measured-cpu"
     device, measurements = fit_device(kind, measured.ops, measured.memory, measured.memory_source, date)
+    device = device._replace(type="GPU" if measured.is_gpu else "CPU")
     threads = f"{measured.model}: {dict(device.sources)['threads']}"
     device = device._replace(sources=tuple(dict(device.sources, threads=threads).items()))
     links: List[Interconnect] = []
     levels: List[LinkLevel] = []
     total = workers * devices
     for where, times in measured.collectives.items():
-        link, of_link = fit_link(_LINKS[where], times, date)
+        link, of_link = fit_link(_LINKS[where], times, date, NCCL if measured.is_gpu else FLAT)
         links.append(link)
         measurements += of_link
         size = devices if where == "inside" else total

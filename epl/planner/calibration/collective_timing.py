@@ -13,8 +13,8 @@ import tensorflow.compat.v1 as tf
 from epl.cluster.cluster import Cluster
 from epl.ops.communicator import Communicator
 from epl.ops.job import Job
-from epl.parallel.plan.communicators import transport_between
 from epl.planner.calibration.link_fit import TimedCollective
+from epl.planner.machine.collective_algorithms import transport_between
 from epl.planner.profile.op_timing import summary
 
 KIB = 1024

@@ -52,15 +52,18 @@ class _Fit(NamedTuple):
     errors: Tuple[float, ...]  # fitted / measured, of each time
 
 
-def fit_link(name: str, timed: Sequence[TimedCollective], date: str) -> Tuple[Interconnect, List[Measurement]]:
+def fit_link(
+    name: str, timed: Sequence[TimedCollective], date: str, transport: str
+) -> Tuple[Interconnect, List[Measurement]]:
     """The link that explains times of collectives, and the times beside what it makes of them.
 
     Args:
       name: of the link.
       timed: the times; they have two or more devices, which have this link alone.
       date: of the measurement.
+      transport: of the collectives, as in collective_algorithms.py.
     """
-    fits = [_fit(name, timed, shared_by) for shared_by in (_OWN, _ALL)]
+    fits = [_fit(name, timed, shared_by, transport) for shared_by in (_OWN, _ALL)]
     best = min(fits, key=lambda fit: sum(math.log(error) ** 2 for error in fit.errors))
     off = statistics.median(max(error, 1 / error) - 1 for error in best.errors)
     spread = statistics.median(one.time.spread for one in timed)
@@ -87,35 +90,37 @@ def fit_link(name: str, timed: Sequence[TimedCollective], date: str) -> Tuple[In
     ]
 
 
-def _fit(name: str, timed: Sequence[TimedCollective], shared_by: int) -> _Fit:
+def _fit(name: str, timed: Sequence[TimedCollective], shared_by: int, transport: str) -> _Fit:
     latency, bandwidth = _START
     for _ in range(_TURNS):
         rows = []
         for one in timed:
-            rounds, nbytes = _parts(one, Interconnect(name, latency, Speed(bandwidth), shared_by, ()))
+            rounds, nbytes = _parts(one, Interconnect(name, latency, Speed(bandwidth), shared_by, ()), transport)
             rows.append((rounds / one.time.seconds, nbytes / one.time.seconds))
         latency, inverse = _least_squares(rows)
         bandwidth = 1 / inverse if inverse > 1 / _FASTEST else _FASTEST
     link = Interconnect(name, latency, Speed(bandwidth), shared_by, ())
-    return _Fit(latency, bandwidth, shared_by, tuple(_seconds(one, link) / one.time.seconds for one in timed))
+    return _Fit(
+        latency, bandwidth, shared_by, tuple(_seconds(one, link, transport) / one.time.seconds for one in timed)
+    )
 
 
-def _parts(one: TimedCollective, link: Interconnect) -> Tuple[float, float]:
+def _parts(one: TimedCollective, link: Interconnect, transport: str) -> Tuple[float, float]:
     """Latencies and bytes that follow each other in a collective by its fastest algorithm."""
-    cost = _costs(one.devices, link).cost(one.collective, range(one.devices), one.bytes)
+    cost = _costs(one.devices, link, transport).cost(one.collective, range(one.devices), one.bytes)
     rounds = float(sum(part.rounds for part in cost.parts))
     return rounds, max(0.0, cost.seconds - rounds * link.latency) * link.bandwidth.reached
 
 
-def _seconds(one: TimedCollective, link: Interconnect) -> float:
-    return _costs(one.devices, link).cost(one.collective, range(one.devices), one.bytes).seconds
+def _seconds(one: TimedCollective, link: Interconnect, transport: str) -> float:
+    return _costs(one.devices, link, transport).cost(one.collective, range(one.devices), one.bytes).seconds
 
 
-def _costs(devices: int, link: Interconnect) -> CollectiveCosts:
+def _costs(devices: int, link: Interconnect, transport: str) -> CollectiveCosts:
     device = Device("device", (), Speed(1.0), None, 0.0, 1, ())
     everyone = LinkLevel(link.name, (tuple(range(devices)),))
     node = MachineNode((device.name,) * devices, (everyone,), "")
-    return CollectiveCosts(Machine("fit", (device,), (link,), (node,)))
+    return CollectiveCosts(Machine("fit", (device,), (link,), (node,)), transport)
 
 
 def _least_squares(rows: Sequence[Tuple[float, float]]) -> Tuple[float, float]:

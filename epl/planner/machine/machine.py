@@ -65,6 +65,7 @@ class Device(NamedTuple):
       launch_overhead: seconds that starting an op takes.
       threads: ops that run at the same time, each at these rates.
       sources: (key of the file, where its number comes from); the key "" stands for all.
+      type: "CPU" or "GPU", between which NCCL does collectives.
     """
 
     name: str
@@ -74,6 +75,7 @@ class Device(NamedTuple):
     launch_overhead: float
     threads: int
     sources: Sources
+    type: str = "GPU"
 
     def flops(self, kind: str, dtype: str = "float32") -> Optional[float]:
         """FLOP/s that ops reach; None if memory bandwidth alone limits them.
@@ -236,6 +238,7 @@ def _plain_device(device: Device) -> Dict[str, Any]:
         "bandwidth": _plain_speed(device.bandwidth),
         "launch_overhead": device.launch_overhead,
         "threads": device.threads,
+        "type": device.type.lower(),
     }
     if device.memory is not None:
         plain["memory"] = device.memory

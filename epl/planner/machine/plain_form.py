@@ -14,10 +14,11 @@ from epl.utils.errors import MachineError
 
 MOST_DEVICES = 65536  # more is a mistake
 _KEYS = ("format", "version", "name", "devices", "links", "nodes", "network", "measurements")
-_DEVICE_KEYS = ("preset", "flops", "bandwidth", "memory", "launch_overhead", "threads", "source")
+_DEVICE_KEYS = ("preset", "type", "flops", "bandwidth", "memory", "launch_overhead", "threads", "source")
 _LINK_KEYS = ("preset", "latency", "bandwidth", "shared_by", "source")
 _NODE_KEYS = ("devices", "links", "network", "count")
 _LEVEL_KEYS = ("link", "groups", "every")
+_DEVICE_TYPES = ["cpu", "gpu"]
 _DEVICE_EXAMPLE = "{preset: v100-32, memory: 30 GB}"
 _LINK_EXAMPLE = "{latency: 10 us, bandwidth: 12 GB/s, shared_by: 1}"
 _MEASUREMENT_VALUES = {
@@ -136,6 +137,9 @@ def _device(name: str, plain: Any, place: EntryPlace) -> Tuple[Optional[str], De
         given["launch_overhead"] = overhead
     if "threads" in entry:
         given["threads"] = entries.count(entry["threads"], place.at("threads"))
+    if "type" in entry:
+        named = entries.text(entry["type"], place.at("type"), "gpu")
+        given["type"] = entries.chosen(named, place.at("type"), _DEVICE_TYPES, "type of a device").upper()
     if "preset" in entry:
         preset = entries.text(entry["preset"], place.at("preset"), "v100-32")
         old = presets.DEVICES[entries.chosen(preset, place, list(presets.DEVICES), "preset of a device")]
@@ -149,7 +153,7 @@ def _device(name: str, plain: Any, place: EntryPlace) -> Tuple[Optional[str], De
 
 
 def _numbers(entry: Dict[str, Any]) -> List[str]:
-    return [key for key in entry if key not in ("preset", "source")]
+    return [key for key in entry if key not in ("preset", "type", "source")]
 
 
 def _rates(plain: Any, place: EntryPlace) -> Tuple[OpRate, ...]:

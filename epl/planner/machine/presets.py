@@ -123,6 +123,7 @@ _DEVICES = (
         3e-6,
         1,
         (("", _CPU_SOURCE),),
+        "CPU",
     ),
     _gpu(
         "p100-16",

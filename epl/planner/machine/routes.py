@@ -85,6 +85,18 @@ class Routes:
         """Whether devices are in more than one node."""
         return len({self._paths[device][0] for device in devices}) > 1
 
+    def parts_inside(self, devices: Sequence[int]) -> List[Tuple[int, ...]]:
+        """The same as `parts`, of which some have several devices; none if there is no level inside the outermost."""
+        if len(devices) < 3:
+            return []
+        parts = self.parts(devices)
+        return parts if len(parts) < len(devices) else []
+
+    def between(self, parts: Sequence[Sequence[int]]) -> str:
+        """Between what the parts are, for people."""
+        nodes = self.in_several_nodes([part[0] for part in parts])
+        return f" between {len(parts)} {'nodes' if nodes else 'groups'}"
+
     def channels(self, messages: Sequence[Message]) -> FrozenSet[Channel]:
         """What each of some messages gets that are sent at the same time; equal ones count once."""
         return frozenset(self.channel_of_each(messages))

@@ -28,20 +28,31 @@ def name_in_words(name: str) -> str:
 
 def describe(prediction: Prediction) -> List[str]:
     """The step, its devices, its memory, its communication, what set its time, and what was assumed, in lines."""
-    lines = [f"step {_seconds(prediction.seconds)} (predicted)"]
+    lines = [f"step {_seconds(prediction.seconds)} (predicted): {_speed(prediction)}"]
     lines += ["  " + line for line in _devices(prediction)]
     lines += ["memory of a device in MB, at its worst moment"]
     lines += ["  " + line for line in _memory(prediction)]
     lines += ["  " + line for line in _lacks(prediction)]
     if prediction.traffic:
         lines += ["communication of a step"] + ["  " + line for line in _traffic(prediction)]
-    lines += ["what the step waits for"] + ["  " + line for line in _path(prediction)]
+    lines.append("what the step waits for: the longest parts of its critical path")
+    lines += ["  " + line for line in _path(prediction)]
     bound = prediction.bound
     lines.append(
         f"no schedule can beat {_seconds(bound.seconds)}: work over all speeds {_seconds(bound.compute)}, bubble of "
         f"equal stages {_seconds(bound.bubble)}, bytes over the busiest link {_seconds(bound.traffic)}"
     )
     return lines + ["assumed: " + line for line in prediction.assumptions]
+
+
+def _speed(prediction: Prediction) -> str:
+    seconds = prediction.seconds or 1.0
+    samples = sum(one.rows * len(one.ranks) for one in prediction.devices if one.stage == 0)
+    share = 100 * prediction.bound.compute / seconds
+    return (
+        f"{samples / seconds:,.4g} samples per second; the work by itself, at the speeds of all devices, is "
+        f"{share:.0f}% of the step"
+    )
 
 
 def _devices(prediction: Prediction) -> List[str]:

@@ -10,6 +10,7 @@ from typing import Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 from epl.config.config import Config
 from epl.env import Env
+from epl.parallel.plan.hierarchy import costs_of_job
 from epl.parallel.plan.strategy import ForwardOp, Strategy
 from epl.parallel.plan.zero_decisions import DROPS, scatters_gradients
 from epl.parallel.plan.zero_refusals import refuse_stages_with_groups, refuse_v2
@@ -178,8 +179,10 @@ class PreparedStep(NamedTuple):
 class KnownParts:
     """What the predictions of a search have in common: they are of one model on one machine."""
 
-    def __init__(self, costs: ModelCosts, machine: Machine) -> None:
-        self.links = CollectiveCosts(machine)
+    def __init__(self, costs: ModelCosts, machine: Machine, job: Strategy, config: Optional[Config] = None) -> None:
+        """Args: job: a strategy for the job; config: has `communication.hierarchy`, None: that of `epl.init`."""
+        asked = (Env.get().config if config is None else config).communication.hierarchy
+        self.links = costs_of_job(machine, job.workers, job.devices, asked)
         self._costs = costs
         self._facts: Dict[str, ModelFacts] = {}
         self._in_stages: Dict[int, Tuple[Sequence[ForwardOp], Sequence[int], ModelFacts]] = {}
@@ -234,7 +237,7 @@ def prepare(
     known: Optional[KnownParts] = None,
 ) -> PreparedStep:
     """The first half of `predict`; `fold`: whether equal ranks are simulated once."""
-    known = known or KnownParts(costs, machine)
+    known = known or KnownParts(costs, machine, strategy, config)
     layout = lay_out(strategy, machine, rows)
     options = _options(strategy, layout, Env.get().config if config is None else config)
     facts = known.facts(strategy, layout.stage_of_block)

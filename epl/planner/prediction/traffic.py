@@ -8,6 +8,7 @@ their shards.
 
 from typing import Dict, List, NamedTuple, Optional, Sequence, Tuple
 
+from epl.planner.machine.collective_algorithms import FLAT, NCCL
 from epl.planner.machine.collective_costs import CollectiveCosts
 from epl.planner.machine.routes import Channel
 from epl.planner.prediction.host_memory import between_hosts
@@ -72,7 +73,9 @@ class Traffic:
     def of_hosts(self, collective: str, number: int, stage: int, nbytes: float) -> Carried:
         """The same as `of_stage`, of what is in the memory of the computers."""
         if self._costs_of_hosts is None:
-            self._costs_of_hosts = CollectiveCosts(between_hosts(self._costs.machine))
+            transport = FLAT if self._costs.transport == NCCL else self._costs.transport
+            hosts = between_hosts(self._costs.machine)
+            self._costs_of_hosts = CollectiveCosts(hosts, transport, self._costs.devices)
         devices = self._layout.stages[stage]
         seconds = self._costs_of_hosts.cost(collective, devices, nbytes).seconds
         return Carried(seconds, self._pool(number, stage), len(devices))

@@ -88,12 +88,12 @@ def peak_of(prediction: Prediction) -> int:
 
 def rows_of_gains(gains: Sequence[FeatureGain], prediction: Prediction) -> List[List[str]]:
     """The rows of a table for people, with its titles first."""
-    rows = [["feature", "without it", "step", "peak memory of a device"]]
+    rows = [["feature", "without it", "step", "peak memory of a device", "so the feature"]]
     peak = peak_of(prediction)
-    rows.append(["the plan", "", _seconds(prediction.seconds), _megabytes(peak)])
+    rows.append(["the plan", "", _seconds(prediction.seconds), _megabytes(peak), ""])
     for one in gains:
         if one.seconds is None or one.peak is None:
-            rows.append([one.feature, one.without, "not simulated", one.refusal])
+            rows.append([one.feature, one.without, "not simulated", one.refusal, ""])
             continue
         lacks = f", lacks {_megabytes(one.lacks)}" if one.lacks else ""
         rows.append([
@@ -101,13 +101,14 @@ def rows_of_gains(gains: Sequence[FeatureGain], prediction: Prediction) -> List[
             one.without,
             f"{_seconds(one.seconds)} ({_change(one.seconds, prediction.seconds)})",
             f"{_megabytes(one.peak)} ({_change(one.peak, peak)}){lacks}",
+            _in_words(one.seconds - prediction.seconds, one.peak - peak),
         ])  # fmt: skip
     return rows
 
 
 def describe_gains(gains: Sequence[FeatureGain], prediction: Prediction) -> List[str]:
     """The gains in lines for a person."""
-    return tables.aligned(rows_of_gains(gains, prediction), left=(0, 1, 2, 3))
+    return tables.aligned(rows_of_gains(gains, prediction), left=(0, 1, 2, 3, 4))
 
 
 def _variants(strategy: Strategy, prediction: Prediction, config: Config) -> Iterator[_Variant]:
@@ -166,6 +167,15 @@ def _but(config: Config, key: str, value: Any) -> Config:
     other = config.copy()
     other.set(key, value)
     return other
+
+
+def _in_words(seconds: float, peak: int) -> str:
+    """What a feature gains and costs, given how much more a step takes without it."""
+    more = (("time", seconds), ("memory", float(peak)))
+    gained = " and ".join(what for what, change in more if change > 0)
+    paid = " and ".join(what for what, change in more if change < 0)
+    words = [f"gains {gained}" if gained else "", f"costs {paid}" if paid else ""]
+    return ", ".join(filter(None, words)) or "no difference"
 
 
 def _seconds(seconds: float) -> str:

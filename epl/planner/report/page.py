@@ -34,6 +34,7 @@ svg{display:block;width:100%;margin:.2rem 0 .8rem}
 .collective,.part1{fill:var(--c)}.transfer{fill:var(--d)}.part2{fill:var(--soft)}.part3{fill:var(--d)}.part4{fill:var(--e)}
 .part5{fill:var(--f)}.memory{fill:var(--b);stroke:var(--a)}.limit{stroke:var(--d);stroke-width:2;stroke-dasharray:6 4}
 svg text{fill:var(--paper);font:11px system-ui,sans-serif}
+.axis{display:flex;justify-content:space-between;font-size:.75rem;margin:-.6rem 0 .8rem}
 .key span{display:inline-block;margin-right:1rem}
 .key i{display:inline-block;width:.8rem;height:.8rem;margin-right:.3rem}
 pre{overflow-x:auto;background:var(--soft);padding:.6rem}p.bad{color:var(--d);font-weight:600}
@@ -139,7 +140,9 @@ def _time(found: Prediction) -> List[str]:
     ]
     return [
         "<h2>Time</h2>", f'<p class="key">{key}</p>', *_titled(found, pictures.timelines(found)),
-        "<p>What sets the time of the step, op after op, by kind:</p>", _table(["kind", "time", "part"], rows, (1, 2)),
+        pictures.time_axis(found.seconds),
+        "<p>The critical path, by kind: ops of which each waited for the one before it, so that they set the time of "
+        "the step.</p>", _table(["kind", "time", "part"], rows, (1, 2)),
     ]  # fmt: skip
 
 
@@ -160,7 +163,8 @@ def _memory(found: Prediction) -> List[str]:
         for one in found.devices
     ]
     lines.append(_table(["devices", "most at", "peak", *roles], rows, numbers=range(2, 3 + len(roles))))
-    return lines + _titled(found, [pictures.memory(found, row) for row in range(len(found.devices))])
+    lines += _titled(found, [pictures.memory(found, row) for row in range(len(found.devices))])
+    return [*lines, pictures.time_axis(found.seconds)]
 
 
 def _gains(plan: SimulatedPlan, found: Prediction) -> List[str]:

@@ -81,6 +81,12 @@ def timelines(prediction: Prediction) -> List[str]:
     return found
 
 
+def time_axis(seconds: float) -> str:
+    """The axis below pictures of a step."""
+    marks = "".join(f"<span>{_seconds(seconds * quarter / 4)}</span>" for quarter in range(5))
+    return f'<div class="axis">{marks}</div>'
+
+
 def _rectangle(one: Interval, top: int, scale: float) -> str:
     width = max((one.end - one.start) * scale, 0.3)
     more = f" and {one.ops - 1} more" if one.ops > 1 else ""
@@ -130,7 +136,9 @@ def memory(prediction: Prediction, row: int) -> str:
     if limit and limit <= top:
         height = _MEMORY_HEIGHT - limit * scale_y
         shapes += f'<line class="limit" x1="0" x2="{WIDTH}" y1="{height:.2f}" y2="{height:.2f}"/>'
-    return _picture(shapes, _MEMORY_HEIGHT, f"memory of {device.name}, {device.memory.peak / 1e6:.1f} MB at most")
+    axis = f'<div class="axis"><span>height: 0 to {top / 1e6:,.1f} MB</span></div>'
+    words = f"memory of {device.name}, {device.memory.peak / 1e6:.1f} MB at most"
+    return axis + _picture(shapes, _MEMORY_HEIGHT, words)
 
 
 def levels(prediction: Prediction, row: int) -> List[Tuple[float, int]]:

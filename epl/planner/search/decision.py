@@ -115,7 +115,7 @@ def _searched(
     stages_of = _StagesOf(graph, found)
     model, own = _as_it_is(stages_of, model, machine)
     are_cut = may_cut_rows(graph, model)
-    known = KnownParts(model.costs, machine)
+    known = KnownParts(model.costs, machine, model.strategy)
 
     def all_candidates() -> List[PlanCandidate]:
         every = candidates(model.strategy, model.rows, stages_of)

@@ -79,7 +79,7 @@ class _SharedRows:
         self, strategy: Strategy, costs: ModelCosts, machine: Machine, rows: int, known: Optional[KnownParts]
     ) -> None:
         self._open, self._costs, self._machine, self._rows = strategy, costs, machine, rows
-        self._known = known or KnownParts(costs, machine)
+        self._known = known or KnownParts(costs, machine, strategy)
         self.granule = int(decided(strategy)["pipeline.num_micro_batch"])
         even = self.strategy(())
         self._ranks = lay_out(even, machine, self.granule * strategy.workers * strategy.devices).ranks

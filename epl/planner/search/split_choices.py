@@ -13,6 +13,7 @@ import tensorflow.compat.v1 as tf
 from epl.env import Env
 from epl.ir.graph import Graph
 from epl.parallel.costs.op_times import OpTimes
+from epl.parallel.plan.hierarchy import costs_of_job
 from epl.parallel.plan.strategy import Block, PlannedChoice, SplitChoices, Strategy
 from epl.parallel.split import report
 from epl.parallel.split.decision import decide_split, find_full_inputs
@@ -25,7 +26,6 @@ from epl.parallel.split.resharding_paths import Link
 from epl.parallel.split.search import FULL_VARIABLE, Limits, search
 from epl.parallel.split.shape_inference import OpenShape, open_shapes
 from epl.parallel.strategy.record import ForwardPass, choices_of
-from epl.planner.machine.collective_costs import CollectiveCosts
 from epl.planner.machine.machine import Machine
 
 # How many moved bytes a byte of a variable counts as that each rank has in full: its gradient is all-reduced, or it is
@@ -98,7 +98,10 @@ class SplitChooser:
         self._graph, self._found, self._machine = graph, found, machine
         self._objective = tf.nest.flatten(ys)
         self._full_inputs = find_full_inputs(graph, self._objective)
-        self._links = CollectiveCosts(machine)
+        env = Env.get()
+        assert env.cluster is not None
+        asked, job = env.config.communication.hierarchy, env.cluster
+        self._links = costs_of_job(machine, job.worker_num, job.gpu_num_per_worker, asked)
         self._place = {op.name: place for place, op in enumerate(found.ops)}
         # The shapes of the last region: that of the whole model is taken for each number of ranks.
         self._shapes: Tuple[Sequence[tf.Operation], Dict[tf.Tensor, OpenShape]] = ((), {})

@@ -17,8 +17,9 @@ from typing import Callable, Dict, Iterator, List, NamedTuple, Optional, Sequenc
 
 import numpy as np
 
+from epl.env import Env
+from epl.parallel.plan.hierarchy import costs_of_job
 from epl.parallel.plan.strategy import Block, Strategy
-from epl.planner.machine.collective_costs import CollectiveCosts
 from epl.planner.machine.machine import Machine
 from epl.planner.prediction.layout import decided, lay_out
 from epl.planner.prediction.prediction import predict
@@ -88,7 +89,8 @@ class StageSearch:
         self._base, self._costs, self._machine, self._rows = base, costs, machine, rows
         self._place_of = place_of
         self._micro_batches = int(decided(base)["pipeline.num_micro_batch"])  # of the script
-        self._links = CollectiveCosts(machine)
+        asked = Env.get().config.communication.hierarchy
+        self._links = costs_of_job(machine, base.workers, base.devices, asked)
         self._chain = ChainCosts(base, costs, place_of)
         self._weights = float(sum(op.variable_bytes for op in costs.ops if op.is_trained))
 

@@ -6,7 +6,8 @@ import pytest
 
 from epl.config.config import Config
 from epl.parallel.plan.communicators import transport_of_job
-from epl.parallel.plan.hierarchy import plan_hierarchy
+from epl.parallel.plan.hierarchy import plan_hierarchy, transport_on
+from epl.planner.machine.files import read_machine
 from epl.utils.errors import PlanError
 
 
@@ -57,3 +58,20 @@ def test_nothing_is_told_where_it_makes_no_difference(machines, device_type):
 def test_on_is_refused_where_it_cannot_be_done(machines, device_type, words):
     with pytest.raises(PlanError, match=words):
         plan_hierarchy(config("on"), cluster(machines, device_type))
+
+
+@pytest.mark.parametrize(
+    "machine, workers, devices, hierarchy, transport",
+    [
+        ("2x4*cpu,eth-10", 8, 1, "auto", "hierarchical"),
+        ("2x4*cpu,eth-10", 4, 2, "auto", "hierarchical"),
+        ("2x4*cpu,eth-10", 2, 4, "auto", "auto"),  # one process on each
+        ("2x4*cpu,eth-10", 6, 1, "on", "auto"),  # 4 and 2: the plan is refused
+        ("2x4*cpu,eth-100", 8, 1, "auto", "auto"),
+        ("2x4*cpu,eth-100", 8, 1, "on", "hierarchical"),
+        ("2x4*cpu,eth-10", 8, 1, "off", "auto"),
+        ("2x4*v100-32,eth-10", 8, 1, "auto", "nccl"),
+    ],
+)
+def test_a_simulated_job_has_the_transport_of_its_plan(machine, workers, devices, hierarchy, transport):
+    assert transport_on(read_machine(machine), workers, devices, hierarchy) == transport

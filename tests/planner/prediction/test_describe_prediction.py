@@ -14,6 +14,8 @@ def test_the_text_has_times_memory_communication_and_assumptions():
     text = "\n".join(describe(predict(planned, costs, two, 4)))
     for piece in (
         "step ",
+        "samples per second; the work by itself, at the speeds of all devices, is ",
+        "what the step waits for: the longest parts of its critical path",
         "stage 0, ranks 0 to 1 (a)",
         "each device of stage 1, ranks 0 to 1 (a) lacks",
         "gradients of stage 1",

@@ -5,7 +5,7 @@ import pytest
 import epl
 from epl.env import Env
 from epl.planner.prediction.prediction import predict
-from epl.planner.report.feature_gains import describe_gains, find_gains, peak_of
+from epl.planner.report.feature_gains import FeatureGain, describe_gains, find_gains, peak_of, rows_of_gains
 from epl.planner.search.planned_model import PlannedModel
 from tests.planner.prediction import hand_made
 
@@ -35,7 +35,25 @@ def test_overlap_buys_time():
     step, found, _ = _gains(hand_made.strategy(COSTS, devices=2))
     assert found["gradients overlap backward"].seconds > step.seconds
     (line,) = [one for one in describe_gains(list(found.values()), step) if one.startswith("gradients overlap")]
-    assert "(+" in line and "in one bucket" in line
+    assert "(+" in line and "in one bucket" in line and "gains time" in line
+
+
+@pytest.mark.parametrize(
+    "seconds, peak, words",
+    [
+        (12.0, 100, "gains time"),
+        (8.0, 250, "gains memory, costs time"),
+        (12.0, 90, "gains time, costs memory"),
+        (10.0, 100, "no difference"),
+        (None, None, ""),
+    ],
+)
+def test_what_a_feature_gains_and_costs_is_told_in_words(seconds, peak, words):
+    step = predict(hand_made.strategy(COSTS), COSTS, hand_made.machine([["a"]]), 1)
+    (device,) = step.devices
+    step = step._replace(seconds=10.0, devices=(device._replace(memory=device.memory._replace(peak=100)),))
+    gain = FeatureGain("ZeRO v1", "without", seconds, peak, 0, "refused")
+    assert rows_of_gains([gain], step)[2][-1] == words
 
 
 def test_one_f_one_b_buys_memory_and_a_pipeline_is_compared_with_data_parallelism():

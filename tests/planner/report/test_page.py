@@ -94,6 +94,14 @@ def test_page_has_the_numbers_of_the_simulation(plan):
     assert "a batch has <8> rows" in text
 
 
+def test_pictures_have_axes_with_units():
+    plan = plans()["data parallel"]
+    text = page.page(plan, "title")
+    marks = [page._seconds(plan.prediction.seconds * quarter / 4) for quarter in range(5)]
+    assert text.count("".join(f"<span>{mark}</span>" for mark in marks)) == 2
+    assert text.count("<span>height: 0 to ") == len(plan.prediction.devices)
+
+
 def test_candidates_stand_in_order_with_reasons():
     text = page.page(plans()["searched"], "title")
     places = [text.index(f">{name}<") for name in ("this one", "larger", "other")]

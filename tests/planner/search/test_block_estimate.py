@@ -40,7 +40,7 @@ class Estimated:
         monkeypatch.undo()
 
     def estimate(self):
-        known = KnownParts(self.model.costs, self.machine)
+        known = KnownParts(self.model.costs, self.machine, self.model.strategy)
         return BlockEstimate(self.plans, self.model.costs, self.machine, self.model.rows, known)
 
 
