@@ -101,7 +101,7 @@ KNOWN_TO_CORE = {
     ("epl.profiler.profiler", "amp"): "half copies count for what they replace",
     ("epl.runtime.dependencies", "auto_partition"): "a graph that is divided later has no stages yet",
     ("epl.runtime.hooks", "amp"): "how TensorFlow keeps weights for the loops of a backward pass",
-    ("epl.runtime.hooks", "batch_norm"): "moments over the rows of a batch are of all rows",
+    ("epl.runtime.hooks", "batch_norm"): "statistics of the rows of a batch are of all rows",
     ("epl.runtime.hooks", "zero"): "how a slot is found by the user's variable",
 }
 

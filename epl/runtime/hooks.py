@@ -11,6 +11,7 @@
 | GradLoopState.GetRealValue | no copies of weights in half precision are kept in loops |
 | tf.nn.moments | those over the rows of a batch are known, or are of all rows |
 | tf.assign | a variable in parts takes a whole value, as its method does |
+| tf.nn.fused_batch_norm | its statistics of a batch may be of all rows |
 | _VariableStore._get_single_variable | variables in parts are not shared as if they were whole |
 | Optimizer.__init__ (TensorFlow's and Keras') | calls of apply_gradients are recorded, overridden ones too |
 | Optimizer.apply, apply_gradients (Keras 3, newer Keras 2) | they are refused: EPL does not know their updates |
@@ -46,6 +47,7 @@ from epl.env import Env
 from epl.ir.graph import Graph
 from epl.ir.taskgraph import TASKGRAPH_ATTR
 from epl.parallel.amp import half_ops
+from epl.parallel.batch_norm.fused import fused_batch_norm
 from epl.parallel.batch_norm.moments import batch_moments
 from epl.parallel.sharded_variables.variables import assigned, refuse_reuse
 from epl.parallel.zero import model as zero
@@ -86,6 +88,7 @@ def install(explain: Optional[Callable[[tf.Graph], None]] = None) -> None:
     _wrap(tf_compat.VariableStore, "_get_single_variable", _get_variable)
     for module in tf_compat.NN_MODULES:
         _wrap(module, "moments", batch_moments)
+        _wrap(module, "fused_batch_norm", fused_batch_norm)
     for module in tf_compat.ASSIGN_MODULES:
         _wrap(module, "assign", assigned)
     for optimizer in (tf.train.Optimizer, *tf_compat.KERAS_OPTIMIZERS):

@@ -1,12 +1,13 @@
-"""Batch norm of all rows (`batch_norm.sync`): layers that are not fused train as they do on one device."""
+"""Batch norm of all rows (`batch_norm.sync`): layers train as they do on one device."""
 
+import functools
 from typing import Any, Dict, Tuple
 
 import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
 
-from tests.parity.oracle import Oracle, every_topology
+from tests.parity.oracle import Oracle, check_told, compare_with_noise, every_topology
 from tests.parity.scripts import batch_norms
 
 EXACT = 1e-12
@@ -40,10 +41,27 @@ def test_a_worker_that_evaluates_alone_waits_for_no_other(oracle: Oracle, topolo
     np.testing.assert_allclose(answers[0].results["evaluated"], expected, rtol=EXACT)
 
 
-def test_a_fused_layer_is_refused(oracle: Oracle) -> None:
-    (answer,) = oracle.failing_plan((1, 2), batch_norms.train, norm="fused", dtype="float32", **SYNC)
-    assert "not available yet: batch_norm.sync with a fused batch norm" in (answer.error or "")
-    assert "fused=False" in (answer.error or "")
+FUSED = [name for name in sorted(batch_norms.FUSED) if IS_TF_1 or "contrib" not in name]
+
+
+def check_fused(oracle: Oracle, topology: Tuple[int, int], **arguments: Any) -> None:
+    """Compares in float32, by how far plain TensorFlow is from itself on the same rows in another order."""
+    arguments = {"dtype": "float32", **arguments}
+    reference = oracle.plain(batch_norms.train, **arguments)
+    answers = oracle.plan(topology, batch_norms.train, **arguments, **SYNC)
+    again = functools.partial(oracle.plain, batch_norms.train, reversed_rows=True, **arguments)
+    compare_with_noise(reference, answers, again)
+    check_told(answers)
+
+
+@pytest.mark.parametrize("norm", FUSED)
+@every_topology
+def test_fused_layers(oracle: Oracle, topology: Tuple[int, int], norm: str) -> None:
+    check_fused(oracle, topology, norm=norm)
+
+
+def test_fused_layers_on_replicas_of_unequal_rows(oracle: Oracle) -> None:
+    check_fused(oracle, (2, 2), norm="fused", shares=(4, 1, 2, 1))
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Where a model takes statistics over the rows of a batch: marked moments; FusedBatchNorm ops, which are refused."""
+"""Where a model takes statistics over the rows of a batch: marked sums; other FusedBatchNorm ops, which are refused."""
 
 from typing import List, Set, Tuple
 
@@ -7,7 +7,8 @@ import tensorflow.compat.v1 as tf
 from epl.ir.control_flow import run_order
 from epl.ir.gradient_boundary import boundary_nodes
 from epl.ir.view import GraphView
-from epl.parallel.batch_norm.moments import FORWARD, SUMS_ATTR
+from epl.parallel.batch_norm.fused import OWN_STATISTICS
+from epl.parallel.batch_norm.sums import FORWARD, SUMS_ATTR
 from epl.parallel.rewriting.context import RewriteContext
 from epl.parallel.rewriting.training_writes import find_training_writes
 from epl.utils.errors import NotAvailableError
@@ -25,7 +26,7 @@ def find_synced(rewrite: RewriteContext, view: GraphView) -> Tuple[str, ...]:
     """The markers whose sums are to be those of all rows, in the order in which they run.
 
     Raises:
-      NotAvailableError: a fused batch norm takes statistics of a batch.
+      NotAvailableError: a fused op takes statistics of a batch that do not go through a marker.
     """
     trained = _trained_nodes(rewrite, view)
     _refuse_fused(view, trained)
@@ -51,10 +52,11 @@ def _refuse_fused(view: GraphView, trained: Set[int]) -> None:
     ]
     if named:
         raise NotAvailableError(
-            "batch_norm.sync with a fused batch norm",
-            f"{named[0]!r} is one. Build it in the graph itself, with fused=False, or leave batch_norm.sync off.",
+            "batch_norm.sync with a fused batch norm in a loop or function, or not made by a layer",
+            f"{named[0]!r} is one. Build it by a layer in the graph itself, or leave batch_norm.sync off.",
         )
 
 
 def _takes_statistics(node: tf.NodeDef) -> bool:
-    return bool(node.attr["is_training"].b)
+    goes_to_marker = node.attr["_gradient_op_type"].s.decode() == OWN_STATISTICS
+    return bool(node.attr["is_training"].b) and not goes_to_marker

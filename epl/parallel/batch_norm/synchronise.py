@@ -1,6 +1,6 @@
 """Gives batch norms the statistics of all rows, forward and backward (`batch_norm.sync`).
 
-The sums that a marker (moments.py) passes on become those of all replicas. Forward, a run that neither trains nor
+The sums that a marker (sums.py) passes on become those of all replicas. Forward, a run that neither trains nor
 writes takes the statistics of the rows that it has, and waits for no other worker
 (`epl/parallel/rewriting/by_hand.py`).
 
@@ -15,11 +15,12 @@ from typing import List
 import tensorflow.compat.v1 as tf
 
 from epl.ir.control_flow import depths_of, ends_of, run_order
+from epl.ir.taskgraph import PHASE_ATTR
 from epl.ir.view import GraphView
 from epl.ops.op_types import COLLECTIVE_OP_TYPES
 from epl.ops.weighing import weighed
 from epl.parallel.batch_norm import sites
-from epl.parallel.batch_norm.moments import BACKWARD
+from epl.parallel.batch_norm.sums import BACKWARD
 from epl.parallel.plan.communicators import batch_norm_communicator
 from epl.parallel.plan.plan import section
 from epl.parallel.plan.sections import BatchNormSection
@@ -28,6 +29,8 @@ from epl.parallel.rewriting.context import RewriteContext
 from epl.parallel.rewriting.needed_collectives import OrderedCollective, order_needed
 from epl.parallel.rewriting.pass_manager import Pass, names
 from epl.utils import tf_compat
+
+_PHASE = PHASE_ATTR.encode()  # of the backward pass
 
 
 def run(rewrite: RewriteContext) -> None:
@@ -88,11 +91,16 @@ def _collective(rewrite: RewriteContext, total: tf.Tensor) -> tf.Operation:
 def _order(
     rewrite: RewriteContext, view: GraphView, nodes: List[int], made: List[tf.Operation], direction: str
 ) -> None:
-    """Fixes the order of collectives, one for each node, on their communicator."""
+    """Fixes the order of collectives, one for each node, on their communicator.
+
+    Those of the forward pass do not wait for the backward pass, which follows all of them: a branch ends in both.
+    """
     depths = depths_of(view)
     ordered = []
     for node, op in zip(nodes, made):
         ends = ends_of(view, node, depths) if depths[node] != (0, 0) else []
+        if direction == "forward":
+            ends = [end for end in ends if _PHASE not in view.nodes[end].serialized_attrs]
         ordered.append(OrderedCollective(op, tuple(rewrite.operation(view.nodes[n].name) for n in ends) or (op,), 0))
     order_needed(rewrite, ordered, f"batch_norm_{direction}")
 

@@ -25,19 +25,31 @@ def half_frozen(maps: tf.Tensor, name: str) -> tf.Tensor:
     return layers(maps, name, training=not name.startswith("block1"))
 
 
-def keras(maps: tf.Tensor, name: str) -> tf.Tensor:
-    layer = tf.keras.layers.BatchNormalization(momentum=0.8, epsilon=0.01, fused=False, name=name, dtype=maps.dtype)
+def fused_chosen(maps: tf.Tensor, name: str) -> tf.Tensor:
+    return layers(maps, name, True, tf.get_collection("is_training")[0])
+
+
+def fused_keras(maps: tf.Tensor, name: str) -> tf.Tensor:
+    return keras(maps, name, True)
+
+
+def fused_contrib(maps: tf.Tensor, name: str) -> tf.Tensor:
+    return contrib(maps, name, True)
+
+
+def keras(maps: tf.Tensor, name: str, fused: bool = False) -> tf.Tensor:
+    layer = tf.keras.layers.BatchNormalization(momentum=0.8, epsilon=0.01, fused=fused, name=name, dtype=maps.dtype)
     made = layer(maps, training=True)
     for update in layer.updates:
         tf.add_to_collection(tf.GraphKeys.UPDATE_OPS, update)
     return made
 
 
-def contrib(maps: tf.Tensor, name: str) -> tf.Tensor:
+def contrib(maps: tf.Tensor, name: str, fused: bool = False) -> tf.Tensor:
     from tensorflow.contrib import layers as contrib_layers
 
     return contrib_layers.batch_norm(
-        maps, decay=0.8, epsilon=0.01, scale=True, is_training=True, fused=False, scope=name
+        maps, decay=0.8, epsilon=0.01, scale=True, is_training=True, fused=fused, scope=name
     )
 
 
@@ -47,6 +59,7 @@ def chosen(maps: tf.Tensor, name: str) -> tf.Tensor:
 
 
 NORMS: Dict[str, Norm] = {one.__name__: one for one in (layers, half_frozen, keras, contrib, chosen)}
+FUSED: Dict[str, Norm] = {one.__name__: one for one in (fused, fused_chosen, fused_keras, fused_contrib)}
 
 
 def _initializer(shape: Sequence[int], dtype: Any = tf.float32, partition_info: Any = None, **unused: Any) -> tf.Tensor:
@@ -75,16 +88,23 @@ def blocks(norm: Norm, x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
 
 
 def train(
-    ctx: Context, norm: str, dtype: str = "float64", shares: Sequence[int] = (), alone: bool = False, **config: Any
+    ctx: Context,
+    norm: str,
+    dtype: str = "float64",
+    shares: Sequence[int] = (),
+    alone: bool = False,
+    reversed_rows: bool = False,
+    **config: Any,
 ) -> None:
     """Trains in a plain session, with momentum.
 
     Args:
       ctx: the run.
-      norm: of NORMS, or "fused".
+      norm: of NORMS or FUSED.
       dtype: of the model.
       shares: rows of each replica, in proportion; equal by default.
       alone: only the first worker evaluates, on all rows of a batch.
+      reversed_rows: each batch has its rows in reverse order, which means the same.
       config: of EPL.
     """
     if shares:
@@ -94,7 +114,7 @@ def train(
     x = tf.placeholder(dtype, [None, FEATURES], "x")
     y = tf.placeholder(tf.int32, [None], "y")
     tf.add_to_collection("is_training", tf.placeholder_with_default(True, [], "is_training"))
-    loss = blocks(fused if norm == "fused" else NORMS[norm], x, y)
+    loss = blocks({**NORMS, **FUSED}[norm], x, y)
     rate = tf.train.MomentumOptimizer(0.1, 0.9)
     with tf.control_dependencies(tf.get_collection(tf.GraphKeys.UPDATE_OPS)):
         train_op = rate.minimize(loss, tf.train.get_or_create_global_step())
@@ -106,6 +126,7 @@ def train(
         sess.run(tf.global_variables_initializer())
         for step in range(STEPS):
             rows = np.arange(step * GLOBAL_BATCH, (step + 1) * GLOBAL_BATCH)
+            rows = rows[::-1] if reversed_rows else rows
             if ctx.planned:
                 sizes = cut(GLOBAL_BATCH, shares or [1] * ctx.replicas)
                 own = ctx.replicas // ctx.workers
