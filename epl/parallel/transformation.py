@@ -39,6 +39,7 @@ from epl.parallel.replication import (
     divide_batches,
     lower_writes,
     merge_outputs,
+    merge_scalars,
     order_step_writes,
     replica_rows,
     select_ops,
@@ -72,6 +73,7 @@ _CORE_PASSES = (
     clone_replicas.PASS,
     sync_variables.PASS,
     check_replicas.PASS,
+    merge_scalars.PASS,
     merge_outputs.LOCAL_PASS,
 )
 

@@ -4,7 +4,8 @@ A run is planned once for each set of fetches and feeds, from what the fetches n
 
     fetches ----> ancestors in replica 0 ----> collectives and writes among them ----> their copies run too
        |
-       +--------> merged outputs and the objective are fetched in place of replica 0's value
+       +--------> merged outputs and the objective are fetched in place of replica 0's value; next to them, or next to
+                  gradients, so are scalars that are known of all rows
 
 In a pipeline, the micro batches of replica 0 are part of it; what is written once per micro batch runs for all of them.
 The barriers of the schedule order training steps alone: in other runs they are fed, which takes them out. So are those
@@ -33,7 +34,7 @@ from epl.ir.colocation import phase_of
 from epl.ir.dataflow import data_descendants
 from epl.ir.graph import first_tensor
 from epl.ir.taskgraph import Phase
-from epl.parallel.replication.replica_rows import MIXES, WRITES, ReplicaRows, RowFinding
+from epl.parallel.replication.replica_rows import MIXES, WRITES, ReplicaRows, RowFinding, fetched
 from epl.parallel.rewriting.context import RewriteContext, Sibling
 from epl.parallel.rewriting.data_waits import outputs_taken
 from epl.parallel.sharded_variables import part_writes
@@ -208,6 +209,7 @@ class RunPlanner:
         self._fetches = rewrite.graph.state_of(ShardFetches)
         self._counted = {view.index[name] for name in rewrite.counted}
         self._weights = {view.index[weight.op.name] for weight in rewrite.weights[:1]} if self._counted else set()
+        self._rows_shown = rewrite.graph.state_of(ReplicaRows) or ReplicaRows()
         sharded = rewrite.sharded
         self._choices = [] if sharded is None else initialized_values(sharded)
         self._restored = data_descendants(view, view.of_types(op_types.CHECKPOINT_READS), set())
@@ -250,13 +252,17 @@ class RunPlanner:
     ) -> RunPlan:
         """From what is asked for to what replicas do, and to what is fed."""
         asked = self._asked(fetches, targets, by_user | known)
+        of_replica_0 = self._shows_scalars_alone(asked)
+        if of_replica_0:
+            asked = self._without_merges(asked)
         by_hand = self._writes_by_hand(asked)
         if by_hand or self._only_shows(asked):  # every replica has all rows that it is to take
             asked = asked._replace(idle=asked.idle | self._by_hand, needed=asked.needed - self._of_all_rows)
         repeats_feeds = bool(by_hand) or self._has_all_that_is_fed(asked, by_user)
         if repeats_feeds:
             asked = self._without_merges(asked)
-        reach = self._reach(asked, merges=not repeats_feeds, in_all_micro_batches=not by_hand)
+        merges = not (repeats_feeds or of_replica_0)
+        reach = self._reach(asked, merges=merges, in_all_micro_batches=not by_hand)
         if self._is_of_replica_0(asked, reach, by_user):
             asked, reach = self._plain(asked), _NO_REACH._replace(needed=reach.needed)
         elif reach.outputs:
@@ -293,6 +299,18 @@ class RunPlanner:
         """The same of replica 0, or its first micro batch, which has all that is fed: nothing is merged."""
         plain = self._plain(asked)
         return self._asked(plain.fetches, plain.targets, plain.fed, plain.idle)
+
+    def _shows_scalars_alone(self, asked: Asked) -> bool:
+        """Whether a run without gradients asks for scalars that a step shows of all rows, and merges nothing else.
+
+        They are those of replica 0 then, which draws no more than one batch.
+        """
+        rewrite = self._rewrite
+        if asked.needed & (self._gradients | self._all_boundaries):
+            return False
+        names = {t.name for t in asked.fetches if t.name in rewrite.merged and t.name not in asked.fed}
+        names.update(name for node, name in rewrite.summarized.items() if node in asked.needed)
+        return bool(names) and names <= self._rows_shown.of_rows
 
     def _plain(self, asked: Asked) -> Asked:
         """The same without summaries of merged values, and without what waits for further micro batches."""
@@ -367,20 +385,21 @@ class RunPlanner:
             unneeded=frozenset(name for name in asked.fed if view.index.get(_op_name(name), -1) not in needed | {-1}),
             first=self._first(asked.fetches, needed) if needed & self._updates else (),
             choices=tuple(choice for choice in self._choices if self._chooses(choice, needed, asked.fed)),
-            own_rows=() if repeats_feeds else self._own_rows(needed),
+            own_rows=() if repeats_feeds else self._own_rows(needed, asked.fetches),
         )
 
-    def _own_rows(self, needed: AbstractSet[int]) -> Tuple[RowFinding, ...]:
-        """What of a run depends on which rows a replica has: what it writes, and what its gradients are taken of."""
-        found = self._rewrite.graph.state_of(ReplicaRows) or ReplicaRows()
+    def _own_rows(self, needed: AbstractSet[int], fetches: Sequence[tf.Tensor]) -> Tuple[RowFinding, ...]:
+        """What of a run depends on which rows a replica has: what it writes, takes gradients of, and shows."""
+        found = self._rows_shown
         differentiates = bool(needed & (self._gradients | self._all_boundaries))
-        return tuple(
+        in_run = tuple(
             one
             for one in found.findings
             if (one.kind == MIXES and differentiates)
             or (one.kind == WRITES or differentiates)
             and any(self._view.index.get(op) in needed for op in one.ops)
         )
+        return in_run + tuple(fetched(found, fetches, self._rewrite.plan.workers) if differentiates else ())
 
     def _writes_by_hand(self, asked: Asked) -> Set[int]:
         """The writes of global variables of a run without gradients that reads no data; none if it is no such run.

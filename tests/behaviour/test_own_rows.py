@@ -2,7 +2,7 @@
 
 import inspect
 import re
-from typing import Any, Callable, List
+from typing import Any, Callable, List, Sequence
 
 import pytest
 import tensorflow.compat.v1 as tf
@@ -209,6 +209,27 @@ def test_what_one_replica_does_is_not_told(oracle: Oracle, topology: Any) -> Non
     assert len(_said(oracle, topology, "codebook")) == (topology != (1, 1))
 
 
+def _in_python(small: Small) -> tf.Tensor:
+    score = tf.numpy_function(lambda logits: logits.mean(), [small.logits], tf.float32)
+    score.set_shape([])
+    return score
+
+
+def _fetched(ctx: Context, names: Sequence[str]) -> None:
+    ctx.init()
+    small = Small()
+    known = {"mean": tf.reduce_mean(small.logits), "in_python": _in_python(small), "loss": small.loss}
+    with tf.Session() as sess:
+        sess.run(tf.global_variables_initializer())
+        sess.run([small.train_op, *[known[name] for name in names]], small.feed(ctx))
+
+
+@pytest.mark.parametrize("names, said", [(["mean", "loss"], 0), (["in_python"], 1)], ids=["exact", "told"])
+def test_a_fetched_scalar_of_replica_0_is_told(oracle: Oracle, names: Any, said: int) -> None:
+    (answer,) = oracle.plan((1, 2), _fetched, names=names)
+    assert answer.log.count("of the rows of replica 0 alone") == said
+
+
 # ---- What is listed.
 
 
@@ -220,8 +241,9 @@ def _explained(ctx: Context) -> None:
 
     ctx.init(replicate__state="each")
     small = Small()
-    accuracy = tf.reduce_mean(tf.cast(tf.equal(tf.argmax(small.logits, 1, output_type=tf.int32), small.y), tf.float32))
-    tf.summary.scalar("accuracy", accuracy)
+    correct = tf.equal(tf.argmax(small.logits, 1, output_type=tf.int32), small.y)
+    tf.summary.scalar("accuracy", tf.reduce_mean(tf.cast(correct, tf.float32)))
+    tf.summary.scalar("in_python", _in_python(small))
     tf.summary.scalar("loss", small.loss)
     merged = tf.reduce_mean(small.logits)
     epl.add_to_collection(merged, epl.GraphKeys.GLOBAL_MEAN_OBJECTS)
@@ -238,4 +260,4 @@ def test_an_explanation_lists_lines_ops_and_shown_values(oracle: Oracle) -> None
     listed = text.split("What is not that of one device on all rows:\n")[1].split("\n\n")[0].splitlines()
     written, shown = listed
     assert "writes `baseline` from the rows of each replica: the copies differ (AssignAddVariableOp" in written
-    assert "shows `Mean" in shown and shown.endswith("of the rows of replica 0 alone (accuracy)")
+    assert "shows `PyFunc" in shown and shown.endswith("of the rows of replica 0 alone (in_python)")

@@ -2,11 +2,12 @@
 
     writes        a variable is written from the rows of each replica, so that the copies differ
     mixing ops    the loss takes them, and they compute with several rows together, or with sums over rows
-    shown values  a summary shows a scalar of one replica's rows
+    fetches       a run fetches a scalar of one replica's rows
+    shown values  a summary shows one
 
 The flow of rows (epl/parallel/sharding/row_flow.py) finds writes and mixing ops in the graph of the user. A mean over
-rows is exact, as gradients are averaged. A run tells its own writes and mixing ops in one sentence; `epl.explain()`
-lists those of a step.
+rows is exact, as gradients are averaged. A run tells its own writes, mixing ops and scalars in one sentence;
+`epl.explain()` lists those of a step.
 """
 
 from typing import AbstractSet, Container, Dict, FrozenSet, List, NamedTuple, Optional, Sequence, Set, Tuple
@@ -14,7 +15,7 @@ from typing import AbstractSet, Container, Dict, FrozenSet, List, NamedTuple, Op
 import tensorflow.compat.v1 as tf
 
 from epl.ir import op_types
-from epl.ir.dataflow import batch_nodes, data_inputs, has_open_rows
+from epl.ir.dataflow import batch_nodes, data_descendants, data_inputs, has_open_rows
 from epl.ir.gradient_boundary import boundary_nodes
 from epl.ir.graph import Graph
 from epl.ir.inserted_ops import THE_USER
@@ -23,12 +24,15 @@ from epl.ir.view import GraphView
 from epl.parallel.plan.plan import Plan, section, world_size
 from epl.parallel.plan.replica_groups import replica_groups
 from epl.parallel.plan.sections import BatchNormSection
+from epl.parallel.replication import whole_scalars
+from epl.parallel.replication.whole_scalars import WholeScalars, scalars_of
 from epl.parallel.replication.whole_writes import WholeWrites, choose
 from epl.parallel.rewriting.training_writes import find_training_writes
 from epl.parallel.sharding.row_flow import SAME, UNKNOWN, Flow, Output, RowFlow, rows
+from epl.parallel.sharding.row_lowering import RowLowering
 from epl.utils.source_line import user_place
 
-WRITES, MIXES, SHOWS = "writes", "mixes", "shows"
+WRITES, MIXES, FETCHES, SHOWS = "writes", "mixes", "fetches", "shows"
 
 _PHASE = PHASE_ATTR.encode()
 _SEED = b"seed2"
@@ -39,7 +43,7 @@ class RowFinding(NamedTuple):
     """Ops of one line whose results depend on which rows a replica has.
 
     Attributes:
-      kind: WRITES, MIXES or SHOWS.
+      kind: WRITES, MIXES, FETCHES or SHOWS.
       ops: their names.
       place: file and line of the script that made them; of a library, the name of the op.
       what: what they do, in words.
@@ -61,11 +65,17 @@ class ReplicaRows(NamedTuple):
       findings: the worst first: writes, ops that mix rows before the loss, shown values.
       whole: the writes that are to take values of all rows; they are no findings.
       lowered: names of the writes that take them already.
+      scalars: the scalars that are to be shown of the rows of all replicas of a process.
+      of_rows: their names; also where a process has one replica.
+      own: names of the scalars that are those of the rows of replica 0.
     """
 
     findings: Tuple[RowFinding, ...] = ()
     whole: Optional[WholeWrites] = None
     lowered: FrozenSet[str] = frozenset()
+    scalars: Optional[WholeScalars] = None
+    of_rows: FrozenSet[str] = frozenset()
+    own: FrozenSet[str] = frozenset()
 
 
 def find(
@@ -100,24 +110,74 @@ def find(
         if view.nodes[node].name not in lowered and any(not flow.of(value).is_same for value in values)
     ]
     whole = None
+    trained = frozenset(one.op.name for one in graph.tf_graph.get_collection(tf.GraphKeys.TRAINABLE_VARIABLES))
     if writing and state == "all" and _is_one_part(graph, plan):
-        trained = frozenset(one.op.name for one in graph.tf_graph.get_collection(tf.GraphKeys.TRAINABLE_VARIABLES))
-        of_rows = [node for node, _ in writing]
-        whole = choose(graph.tf_graph, view, flow, nodes, sources, of_rows, before_loss, trained)
+        candidates = [node for node, _ in writing]
+        whole = choose(graph.tf_graph, view, flow, nodes, sources, candidates, before_loss, trained)
         chosen = {write.node for write in whole.writes}
         writing = [(node, variable) for node, variable in writing if node not in chosen]
     mixing = [(node, what) for node, what in sorted(flow.mixing.items()) if node in before_loss]
-    shown = _shown_values(plan, view)
+    found = ReplicaRows() if earlier is None else earlier
+    if earlier is None and _is_one_part(graph, plan):
+        same = set() if whole is None else {write.node for write in whole.writes}
+        differing = {one for node, _ in writing for one in view.variable_inputs(node)}
+        scalars, own = _find_scalars(graph, plan, view, gradients, before_loss, same, differing, trained)
+        of_rows = frozenset(f"{view.nodes[node].name}:{at}" for node, at in scalars.scalars)
+        several = world_size(plan) > plan.workers
+        found = ReplicaRows(scalars=scalars if several else None, of_rows=of_rows, own=own)
+    shown = _shown_values(plan, view, found.of_rows if plan.workers == 1 else frozenset())
     names = _Names(graph, view)
     return ReplicaRows(
         tuple(
             [RowFinding(WRITES, *place, _in_words(variables)) for place, variables in names.by_place(writing)]
             + [RowFinding(MIXES, *place, whats[0] + _ON_THE_WAY) for place, whats in names.by_place(mixing)]
-            + [RowFinding(SHOWS, *place, _in_words_of_shown(tensors)) for place, tensors in names.by_place(shown)]
+            + [
+                RowFinding(SHOWS, *place, _in_words_of_shown(tensors, found.of_rows))
+                for place, tensors in names.by_place(shown)
+            ]
         ),
         whole,
         lowered,
+        found.scalars,
+        found.of_rows,
+        found.own,
     )
+
+
+def _find_scalars(
+    graph: Graph,
+    plan: Plan,
+    view: GraphView,
+    gradients: Set[int],
+    before_loss: Set[int],
+    same: AbstractSet[int],
+    differing: AbstractSet[int],
+    trained: AbstractSet[str],
+) -> Tuple[WholeScalars, FrozenSet[str]]:
+    """The scalars that are to be shown of all rows, and the names of those that are of the rows of a replica.
+
+    What takes data, or is fed rows, that the gradients do not take is neither.
+    """
+    fed = {
+        node
+        for node in view.user_placeholders()
+        if graph.tf_graph.get_operation_by_name(view.nodes[node].name).outputs[0].shape.ndims != 0
+    }
+    data = fed.union(view.of_types(op_types.DATA_SOURCES))
+    others = view.descendants(data - view.ancestors(gradients))
+    merged = {output.tensor for output in plan.outputs}
+    of_batch = data_descendants(view, data, set()) - others
+    candidates = {
+        (node, at)
+        for node, at in scalars_of(graph.tf_graph, view, of_batch)
+        if not _is_of_gradients(view, node) and f"{view.nodes[node].name}:{at}" not in merged
+    }
+    statistics = _statistics_of_all(plan, view)
+    nodes = _needed(view, {node for node, _ in candidates}, gradients, before_loss, statistics)
+    sources = {**_sources(graph, view, nodes), **statistics}
+    flow = RowFlow(graph.tf_graph, view, nodes, sources, own_means=before_loss)
+    lowering = RowLowering(graph.tf_graph, view, flow, nodes, {**sources, **flow.kept}, same, differing, trained)
+    return whole_scalars.choose(view, flow, lowering, candidates)
 
 
 def _is_one_part(graph: Graph, plan: Plan) -> bool:
@@ -128,12 +188,26 @@ def _is_one_part(graph: Graph, plan: Plan) -> bool:
 def sentence(findings: Sequence[RowFinding]) -> str:
     """The findings in one sentence, by line of the script, the worst first."""
     parts = []
-    for kind in (WRITES, MIXES, SHOWS):
+    for kind in (WRITES, MIXES, FETCHES, SHOWS):
         told = [str(one) for one in findings if one.kind == kind]
         if told:
             more = [f"so do {len(told) - _SHOWN} more lines"] if len(told) > _SHOWN else []
             parts += told[:_SHOWN] + more
     return "; ".join(parts)
+
+
+def fetched(found: ReplicaRows, tensors: Sequence[tf.Tensor], workers: int) -> List[RowFinding]:
+    """The findings for tensors that a run fetches next to gradients: scalars of the rows of a replica, or a worker."""
+    findings = []
+    for tensor in tensors:
+        if tensor.name in found.own or (tensor.name in found.of_rows and workers > 1):
+            place = user_place(tensor.op)
+            where = tensor.op.name if place is None else f"{place[0]}:{place[1]}"
+            kind = FETCHES if tensor.name in found.own else SHOWS
+            findings.append(
+                RowFinding(kind, (tensor.op.name,), where, f"gives {_of_part([tensor.name], found.of_rows)}")
+            )
+    return findings
 
 
 def describe_rows(findings: Sequence[RowFinding]) -> List[str]:
@@ -233,11 +307,11 @@ def _may_be_a_shape(placeholder: tf.Tensor) -> bool:
     return placeholder.dtype == tf.int64 and placeholder.shape.ndims == 1 and placeholder.shape.is_fully_defined()
 
 
-def _shown_values(plan: Plan, view: GraphView) -> List[Tuple[int, str]]:
+def _shown_values(plan: Plan, view: GraphView, of_rows: AbstractSet[str]) -> List[Tuple[int, str]]:
     """The summaries of scalars that are those of one replica's rows, and the names of the scalars."""
     summaries = view.of_types(["ScalarSummary"])
     own = batch_nodes(view, frozenset()) if summaries else set()
-    merged = {output.tensor for output in plan.outputs}
+    merged = {output.tensor for output in plan.outputs} | of_rows
     found = []
     for node in summaries:
         value, at = data_inputs(view, node)[-1]
@@ -274,8 +348,13 @@ def _in_words(variables: Sequence[str]) -> str:
     return f"writes {_listed(variables)} from the rows of each replica: the copies differ"
 
 
-def _in_words_of_shown(tensors: Sequence[str]) -> str:
-    return f"shows {_listed(tensors)} of the rows of replica 0 alone"
+def _in_words_of_shown(tensors: Sequence[str], of_rows: AbstractSet[str]) -> str:
+    return f"shows {_of_part(tensors, of_rows)}"
+
+
+def _of_part(tensors: Sequence[str], of_rows: AbstractSet[str]) -> str:
+    part = "each worker" if of_rows >= set(tensors) else "replica 0"
+    return f"{_listed(tensors)} of the rows of {part} alone"
 
 
 def _listed(names: Sequence[str]) -> str:

@@ -1,8 +1,8 @@
 """Finds the ops to clone for every replica, and lets gradients wait until all replicas have their data.
 
 These are the ops that change variables (not those that initialize or restore them), the collectives, the objective, the
-output collections, and all ops that these depend on, except shared state: data sources' state (iterators, queues,
-readers) and tables. A staging area is not shared: it is a part of the step.
+output collections, the scalars that are shown of all rows, and all ops that these depend on, except shared state: data
+sources' state (iterators, queues, readers) and tables. A staging area is not shared: it is a part of the step.
 """
 
 from typing import Dict, Sequence, Set, Tuple
@@ -12,6 +12,7 @@ from epl.ir.taskgraph import PHASE_ATTR
 from epl.ir.view import GraphView
 from epl.parallel.replication import batch_division
 from epl.parallel.replication.batch_weights import current_view
+from epl.parallel.replication.replica_rows import ReplicaRows
 from epl.parallel.rewriting.context import RewriteContext
 from epl.parallel.rewriting.data_waits import ends_of_data
 from epl.parallel.rewriting.pass_manager import Pass, names
@@ -39,6 +40,7 @@ def run(rewrite: RewriteContext) -> None:
         roots.update(view.index[name] for name in sharded.results())
     roots.update(view.index[name] for name in rewrite.collectives)
     roots.update(view.index[rewrite.in_replica(output.tensor).op.name] for output in rewrite.plan.outputs)
+    roots.update(view.index[name] for name in _scalars(rewrite))
     roots.update([] if rewrite.weight is None else [view.index[rewrite.weight.op.name]])
     shared = set(view.of_types(op_types.SHARED_STATE))
     reads = set(view.of_types(op_types.CHECKPOINT_READS))
@@ -56,6 +58,13 @@ def run(rewrite: RewriteContext) -> None:
     _refuse_tapes(rewrite, view)
     rewrite.writes = writes
     rewrite.foreign_writes = _foreign_writes(view, rewrite.cloned, set(all_writes) - writes)
+
+
+def _scalars(rewrite: RewriteContext) -> Set[str]:
+    """Names of the ops whose scalars are to be shown of all rows."""
+    found = rewrite.graph.state_of(ReplicaRows)
+    whole = None if found is None else found.scalars
+    return set() if whole is None else {whole.view.nodes[node].name for node, _ in whole.scalars}
 
 
 def _separate_reads(rewrite: RewriteContext, view: GraphView, all_writes: Sequence[int]) -> None:

@@ -43,6 +43,7 @@ _SHOWS = frozenset(["CheckNumerics", "EnsureShape", "Identity", "Print", "StopGr
 _MOVES = frozenset(one for one, found in RULES.items() if found.__module__ in (reshape.__name__, shapes.__name__))
 # Ops that pick rows by number, or group them.
 _LOOKUPS = frozenset(one for one, found in RULES.items() if found.__module__ == lookup.__name__) - {"OneHot"}
+_BATCH_NORMS = frozenset(["FusedBatchNorm", "FusedBatchNormV2", "FusedBatchNormV3"])
 _FOLLOWED = op_types.CONTROL_FLOW - op_types.MERGES - {"LoopCond"}
 
 
@@ -98,6 +99,7 @@ class RowFlow:
     Attributes:
       flows: of the outputs of the nodes; those that are equal on all replicas are left out.
       mixing: the nodes that mix rows, in order -> what they do with them, in words.
+      kept: the flows of the outputs of nodes that a replica computes with its own means.
     """
 
     def __init__(
@@ -107,6 +109,7 @@ class RowFlow:
         nodes: AbstractSet[int],
         sources: Dict[Output, Flow],
         opaque: AbstractSet[int] = frozenset(),
+        own_means: AbstractSet[int] = frozenset(),
     ) -> None:
         """Follows rows.
 
@@ -116,17 +119,21 @@ class RowFlow:
           nodes: where to look; what other nodes give is equal on all replicas.
           sources: where rows begin.
           opaque: nodes whose results are unknown if rows reach them, and that mix nothing.
+          own_means: nodes that take means over rows, as batch norm does, as numbers of the replica, and so give its
+            rows again.
         """
         self._tf_graph = tf_graph
         self._view = view
         self._sources = sources
         self._opaque = opaque
+        self._own_means = own_means
         self._shapes: Dict[Output, Tuple[Optional[Shape], tf.DType]] = {}
         self._matches: Dict[Tuple[object, ...], Tuple[str, Tuple[Flow, ...]]] = {}
         self._attrs: Dict[bytes, Dict[str, object]] = {}
         self._followed: Set[int] = set()  # nodes with flows
         self.flows: Dict[Output, Flow] = {}
         self.mixing: Dict[int, str] = {}
+        self.kept: Dict[Output, Flow] = {}
         ordered = in_order(view, nodes)
         loops = any(view.types[node] in op_types.NEXT_ITERATIONS for node in ordered)
         for _ in range(2 if loops else 1):  # what a loop gives back is known after the first time
@@ -164,7 +171,11 @@ class RowFlow:
             is_number = op_type in COUNTS or any(flow.counts for flow in inputs)
             self._set(node, [_NUMBERS if is_number else SAME] * self._outputs(node))
             return
-        self._set(node, self._results(node, op_type, taken, inputs))
+        results = self._results(node, op_type, taken, inputs)
+        if node in self._own_means and node in self.mixing and _takes_means(op_type, inputs):
+            results = [rows(one.dim) if one.kind == ROWS else SAME for one in results]
+            self.kept.update(((node, at), one) for at, one in enumerate(results))
+        self._set(node, results)
 
     def _set(self, node: int, flows: Sequence[Flow]) -> None:
         for output, flow in enumerate(flows):
@@ -404,6 +415,12 @@ def _joined(inputs: Sequence[Flow]) -> Flow:
             is_picked=any(flow.is_picked for flow in flows),
         )
     return _unknown(flows)
+
+
+def _takes_means(op_type: str, inputs: Sequence[Flow]) -> bool:
+    """Whether an op mixes rows only as it takes means over rows, which do not grow with the number of rows."""
+    has_means = op_type in _BATCH_NORMS or any(flow.kind == PARTIAL_SUM for flow in inputs)
+    return has_means and all(flow.degree == 0 for flow in inputs)
 
 
 def _unknown(inputs: Sequence[Flow]) -> Flow:

@@ -1,0 +1,79 @@
+"""Which scalars of a training step can be shown of all rows, when a run fetches them or a summary takes them.
+
+    rows --> correct? --> mean            accuracy of a replica    =>    mean of the means, weighted with rows
+    rows --> mask --> sum, sum / sum      weighted mean            =>    quotient of the sums of all replicas
+
+`epl/parallel/sharding/row_lowering.py` says whether the whole of a scalar can be had. What the forward pass computes
+stays that of each replica: where a batch norm takes the statistics of a replica's own rows, the accuracy is that of
+the predictions which the loss takes. A scalar is left to replica 0 if it needs data or placeholders that the gradients
+do not need: more data would be drawn for it.
+"""
+
+from typing import AbstractSet, FrozenSet, NamedTuple, Set, Tuple
+
+import tensorflow.compat.v1 as tf
+
+from epl.ir import op_types
+from epl.ir.dataflow import data_descendants
+from epl.ir.view import GraphView
+from epl.parallel.sharding.row_flow import Output, RowFlow
+from epl.parallel.sharding.row_lowering import RowLowering
+from epl.utils import tf_compat
+
+
+class WholeScalars(NamedTuple):
+    """The scalars of all rows, and the program that gives them."""
+
+    view: GraphView
+    lowering: RowLowering
+    scalars: Tuple[Output, ...]
+
+
+def scalars_of(tf_graph: tf.Graph, view: GraphView, nodes: AbstractSet[int]) -> Set[Output]:
+    """The numbers that nodes give, outside of branches and loops."""
+    found: Set[Output] = set()
+    for node in nodes:
+        if view.types[node] in op_types.VARIABLES | op_types.WRITES | op_types.CONTROL_FLOW:
+            continue
+        operation = tf_graph.get_operation_by_name(view.nodes[node].name)
+        numbers = [
+            at
+            for at, tensor in enumerate(operation.outputs)
+            if tensor.shape.ndims == 0 and (tensor.dtype.base_dtype.is_floating or tensor.dtype.base_dtype.is_integer)
+        ]
+        if numbers and tf_compat.control_flow_context_of(operation) is None:
+            found.update((node, at) for at in numbers)
+    return found
+
+
+def choose(
+    view: GraphView, flow: RowFlow, lowering: RowLowering, scalars: AbstractSet[Output]
+) -> Tuple[WholeScalars, FrozenSet[str]]:
+    """Chooses among scalars.
+
+    Args:
+      view: of the graph.
+      flow: of the rows.
+      lowering: of the nodes that the scalars are computed from.
+      scalars: the candidates.
+
+    Returns:
+      Those of all rows; the names of the others that depend on which rows a replica has.
+    """
+    of_statistics = data_descendants(view, {node for node, _ in flow.kept}, set())
+    chosen, own = [], []
+    for one in sorted(scalars):
+        if flow.of(one).is_same and one[0] not in of_statistics:
+            continue
+        if flow.of(one).has_data and _has_whole(lowering, one):
+            chosen.append(one)
+        else:
+            own.append(f"{view.nodes[one[0]].name}:{one[1]}")
+    return WholeScalars(view, lowering, tuple(chosen)), frozenset(own)
+
+
+def _has_whole(lowering: RowLowering, output: Output) -> bool:
+    """Whether the whole of a value is known, and is another value than that of a replica."""
+    if lowering.no_whole(output):
+        return False
+    return not lowering.of(output).is_same or lowering.found[output[0]].inputs is not None
