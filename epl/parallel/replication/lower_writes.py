@@ -10,22 +10,19 @@ A write by hand, a run without gradients in which every replica is fed all rows,
 collective (`epl/parallel/rewriting/by_hand.py`).
 """
 
-from typing import Any, Callable, Dict, List, Sequence, Tuple
+from typing import Any, Callable, List, Sequence, Tuple
 
 import tensorflow.compat.v1 as tf
 
-from epl.ir.clone import copy_op
-from epl.ir.dataflow import data_inputs
 from epl.ops.communicator import Communicator
 from epl.ops.weighing import weighed
 from epl.parallel.replication.replica_rows import ReplicaRows
+from epl.parallel.replication.whole_values import WholeValues
 from epl.parallel.replication.whole_writes import WholeWrites
 from epl.parallel.rewriting.by_hand import unless_by_hand
 from epl.parallel.rewriting.context import RewriteContext
 from epl.parallel.rewriting.pass_manager import Pass, names
-from epl.parallel.sharding.forward_shapes import ASKS_SHAPE
-from epl.parallel.sharding.row_flow import COUNT, ROWS, Output
-from epl.parallel.sharding.row_lowering import Taken
+from epl.parallel.sharding.row_flow import Output
 from epl.utils import tf_compat
 
 
@@ -46,16 +43,12 @@ def run(rewrite: RewriteContext) -> None:
                 tf_compat.set_input(op, at, value)
 
 
-class _Wholes:
-    """Builds the wholes of values, each once."""
+class _Wholes(WholeValues):
+    """Builds the wholes of values by collectives that a write by hand leaves out."""
 
     def __init__(self, rewrite: RewriteContext, whole: WholeWrites) -> None:
+        super().__init__(rewrite.tf_graph, whole.view, whole.lowering)
         self._rewrite = rewrite
-        self._view = whole.view
-        self._lowering = whole.lowering
-        self._own: Dict[int, List[tf.Tensor]] = {}
-        self._wholes: Dict[Output, tf.Tensor] = {}
-        self._counts: Dict[Tuple[Output, int], tf.Tensor] = {}
         self._name = ""
         self._last: List[tf.Operation] = []  # the last collective of the write
         self._collectives = 0  # so far
@@ -64,109 +57,33 @@ class _Wholes:
         """The wholes of what a write takes: outputs of the view, and the tensors that they are now."""
         self._name, self._last = f"whole_writes/{number}", []
         with self._rewrite.building(self._name):
-            return [self._whole(one, now) for one, now in values]
+            return [self.whole(one, now) for one, now in values]
 
-    # ---- Values. `now` is the tensor that takes the place of an output: ZeRO and offload give each use of a weight a
-    # read of its own, and the one that the view knows may hold nothing.
+    def gather(self, rows: tf.Tensor) -> tf.Tensor:
+        """The rows of all replicas."""
+        return self._collective(rows, lambda c, r, k, t: c.all_gather(t, r, k))
 
-    def _taken(self, taken: Taken, now: tf.Tensor) -> tf.Tensor:
-        return self._whole(taken.output, now) if taken.is_whole else self._of_replica(taken.output, now)
+    def add_up(self, tensor: tf.Tensor) -> tf.Tensor:
+        """The sum over all replicas."""
+        return self._collective(tensor, lambda c, r, k, t: c.all_reduce(t, r, k, "sum"))
 
-    def _of_replica(self, output: Output, now: tf.Tensor) -> tf.Tensor:
-        """An output in the form of the replica."""
-        node, at = output
-        lowered = self._lowering.found.get(node)
-        if lowered is None or lowered.inputs is None:
-            return now
-        if node not in self._own:
-            inputs = zip(lowered.inputs, self._operation(node).inputs)
-            copies = self._copy(node, [self._taken(one, tensor) for one, tensor in inputs])
-            if lowered.is_drawn:
-                copies = [self._collective(one, lambda c, r, k, t: c.broadcast(t, r, k), one.shape) for one in copies]
-            self._own[node] = copies
-        return self._own[node][at]
-
-    def _whole(self, output: Output, now: tf.Tensor) -> tf.Tensor:
-        flow = self._lowering.of(output)
-        if flow.is_same:
-            return self._of_replica(output, now)
-        if output not in self._wholes:
-            if flow.kind == COUNT:
-                self._wholes[output] = self._whole_count(output, now)
-            elif flow.kind == ROWS:
-                self._wholes[output] = self._gathered(self._of_replica(output, now), flow.dim)
-            else:
-                self._wholes[output] = self._summed(output, now)
-        return self._wholes[output]
-
-    def _gathered(self, rows: tf.Tensor, dim: int) -> tf.Tensor:
-        """The rows of all replicas, in their order."""
-        shape = rows.shape
-        dims = range(len(shape.as_list()))
-        order = [dim, *(other for other in dims if other != dim)]
-        back = [order.index(place) for place in dims]
-        if dim:
-            rows = tf.transpose(rows, order)
-        gathered = self._collective(rows, lambda c, r, k, t: c.all_gather(t, r, k), rows.shape)
-        if dim:
-            gathered = tf.transpose(gathered, back)
-            gathered.set_shape(shape)
-        return gathered
-
-    def _summed(self, output: Output, now: tf.Tensor) -> tf.Tensor:
-        """The sum over the replicas; of a mean, the mean of all rows."""
-        tensor = self._of_replica(output, now)
-        if self._lowering.of(output).degree:
-            return self._collective(tensor, lambda c, r, k, t: c.all_reduce(t, r, k, "sum"), tensor.shape)
+    def average(self, tensor: tf.Tensor, rows: tf.Tensor) -> tf.Tensor:
+        """The mean of all rows."""
         wide = tensor.dtype if tensor.dtype in (tf.float32, tf.float64) else tf.float32
-        rows = tf.cast(self._rows_averaged(output[0]), wide)
+        weight = tf.cast(rows, wide)
 
         def mean(communicator: Communicator, rank: int, key: str, own: tf.Tensor) -> tf.Tensor:
-            total, count = communicator.all_reduce([weighed(tf.cast(own, wide), rows), rows], rank, key, "sum")
+            total, count = communicator.all_reduce([weighed(tf.cast(own, wide), weight), weight], rank, key, "sum")
             return tf.cast(total / count, own.dtype)
 
-        return self._collective(tensor, mean, tensor.shape)
+        return self._collective(tensor, mean)
 
-    def _rows_averaged(self, node: int) -> tf.Tensor:
-        """The number of the replica's rows of which a node gives the mean."""
-        for one, now in zip(self._lowering.inputs_of(node), self._operation(node).inputs):
-            flow = self._lowering.of(one.output)
-            if flow.kind == ROWS and not one.is_whole:
-                return tf.shape(self._taken(one, now))[flow.dim]
-        raise ValueError(f"{self._view.nodes[node].name} takes no rows.")
+    def draw(self, tensor: tf.Tensor) -> tf.Tensor:
+        """The random numbers of rank 0."""
+        return self._collective(tensor, lambda c, r, k, t: c.broadcast(t, r, k))
 
-    def _whole_count(self, output: Output, now: tf.Tensor) -> tf.Tensor:
-        """A number that the model computes from the sizes of the batch, for the batch of all replicas."""
-        node, at = output
-        taken = list(zip(data_inputs(self._view, node), self._operation(node).inputs))
-        op_type = self._view.types[node]
-        if op_type in ASKS_SHAPE:
-            one, tensor = taken[at if len(taken) > 1 else 0]
-            flow = self._lowering.of(one)
-            if flow.kind == ROWS:
-                own, rows = self._of_replica(output, now), self._of_replica(one, tensor)
-                if op_type == "Size":
-                    return self._collective(own, lambda c, r, k, t: c.all_reduce(t, r, k, "sum"), own.shape)
-                more = tf.cast(
-                    self._count(one, tensor, flow.dim) - tf.shape(rows, out_type=tf.int64)[flow.dim], own.dtype
-                )
-                return own + more * tf.one_hot(flow.dim, rows.shape.ndims, dtype=own.dtype)
-        copies = self._copy(node, [self._whole(one, tensor) for one, tensor in taken])
-        return copies[at]
-
-    def _count(self, rows: Output, now: tf.Tensor, dim: int) -> tf.Tensor:
-        """The rows of all replicas, int64 []."""
-        if (rows, dim) not in self._counts:
-            own = tf.shape(self._of_replica(rows, now), out_type=tf.int64)[dim]
-            self._counts[rows, dim] = self._collective(own, lambda c, r, k, t: c.all_reduce(t, r, k, "sum"), own.shape)
-        return self._counts[rows, dim]
-
-    # ---- Ops.
-
-    def _collective(
-        self, tensor: tf.Tensor, build: Callable[[Communicator, int, str, tf.Tensor], Any], shape: tf.TensorShape
-    ) -> tf.Tensor:
-        """A collective that a write by hand leaves out."""
+    def _collective(self, tensor: tf.Tensor, build: Callable[[Communicator, int, str, tf.Tensor], Any]) -> tf.Tensor:
+        """A collective, whose result has the shape that the graph says of the tensor."""
         rewrite = self._rewrite
         key = f"{self._name}/{self._collectives}"
         communicator = rewrite.communicator(f"{rewrite.plan.name}/{self._name}")
@@ -176,19 +93,10 @@ class _Wholes:
                 return build(communicator, rewrite.base_rank, key, sent)
 
         whole, made = unless_by_hand(rewrite, tensor, after_the_last)
-        whole.set_shape(shape)
+        whole.set_shape(tensor.shape)
         self._last = made[-1:]
         self._collectives += len(made)
         return whole
-
-    def _copy(self, node: int, inputs: Sequence[tf.Tensor]) -> List[tf.Tensor]:
-        """A copy of an op, which waits for what the op waits for."""
-        op = self._operation(node)
-        with tf.control_dependencies(list(op.control_inputs)):
-            return list(copy_op(op, inputs, {}).outputs)
-
-    def _operation(self, node: int) -> tf.Operation:
-        return self._rewrite.operation(self._view.nodes[node].name)
 
 
 PASS = Pass(
