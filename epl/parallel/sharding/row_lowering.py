@@ -186,8 +186,10 @@ class RowLowering:
         return self._by_form(node, op_type, taken, flows, outputs)
 
     def _is_same(self, node: int, outputs: int) -> bool:
-        """Whether no row has a part in a node, and no random number."""
-        return all(self._flow.of((node, at)).is_same for at in range(outputs))
+        """Whether no row has a part in a node, and no random number; of a Python function it is not known."""
+        return self._view.types[node] not in op_types.PYTHON and all(
+            self._flow.of((node, at)).is_same for at in range(outputs)
+        )
 
     def _source(self, node: int, outputs: int) -> Lowered:
         flows = [self._sources.get((node, at), SAME) for at in range(outputs)]

@@ -42,6 +42,7 @@ from epl.utils.errors import FeedError, NotAvailableError
 from epl.utils.source_line import user_place
 
 KEY = 'replicate.batch "all"'
+_MEAN = Flow(PARTIAL_SUM, -1, 0, has_data=True)
 _SCOPE = "epl_all_rows/"
 
 
@@ -83,8 +84,9 @@ def lower(graph: Graph, request: GradientsRequest) -> GradientsRequest:
             _refuse_unknown(graph.tf_graph, view, lowering, nodes, y)
             if by_variables:
                 _refuse_vector(y, lowering.of(output))
-            is_sum = by_variables and lowering.of(output).kind == PARTIAL_SUM and lowering.of(output).degree
-            made[y.name] = wholes.whole(output, y) if is_sum else wholes.of_replica(output, y)
+            # The mean over the replicas is that of all rows for a mean alone.
+            is_averaged = not by_variables or lowering.of(output) in (SAME, _MEAN)
+            made[y.name] = wholes.of_replica(output, y) if is_averaged else wholes.whole(output, y)
     if by_variables:
         state = graph.state_of(WholeBatch) or WholeBatch()
         known = dict(state.sources, **_by_name(view, sources))
