@@ -41,6 +41,7 @@ LAYERS = (
         "epl.parallel.strategy",
     ),
     ("epl.parallel.amp", "epl.parallel.replication", "epl.parallel.split", "epl.parallel.zero"),
+    ("epl.parallel.whole_batch",),
     ("epl.parallel.pipeline",),
     ("epl.parallel",),
     ("epl.runtime",),
@@ -60,12 +61,14 @@ INVENTED = frozenset("twin twins carrier carriers meeting meetings anew addend a
 # The features, and which of them may import which other.
 FEATURES = frozenset(
     "accumulation amp auto_partition batch_norm grouped_apply io_slicing offload pipeline recompute".split()
-    + "replication split strategy zero".split()
+    + "replication split strategy whole_batch zero".split()
 )
 BETWEEN_FEATURES = {
     ("amp", "accumulation"): "a step whose gradients overflow leaves the sums of accumulation alone",
     ("pipeline", "replication"): "micro batches sum gradients and merge outputs as replicas do",
     ("strategy", "auto_partition"): "blocks of a strategy are marked as stages are",
+    ("whole_batch", "accumulation"): "it is refused with gradients of several runs",
+    ("whole_batch", "replication"): "where rows begin, and how wholes of values are built",
     ("replication", "accumulation"): "replicas agree on the accumulation step before they reduce",
 }
 

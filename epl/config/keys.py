@@ -409,6 +409,15 @@ KEYS: Tuple[Key, ...] = (
         "Apply gradients in this many groups, one after the other, to save temporary memory.",
     ),
     Key(
+        "replicate.batch",
+        ChoiceType("each", "all"),
+        "each",
+        "",
+        'Rows that the loss means: "each" those of each replica, and the gradients are averaged; "all" those of all '
+        "replicas together, also where it divides by a sum over rows, compares rows with each other, or takes "
+        "statistics of them.",
+    ),
+    Key(
         "replicate.state",
         ChoiceType("all", "each"),
         "all",
@@ -447,6 +456,7 @@ TRAINING_KEYS = (
     "offload.level",
     "amp.level",
     "batch_norm.sync",
+    "replicate.batch",
     "optimizer.num_apply_group",
     "pipeline.num_micro_batch",
     "communication.num_communicators",

@@ -16,12 +16,14 @@ from epl.parallel.recompute.feature import RecomputeFeature
 from epl.parallel.sharded_variables.feature import ShardedSlotsFeature
 from epl.parallel.split.feature import SplitFeature
 from epl.parallel.strategy.feature import StrategyFeature
+from epl.parallel.whole_batch.feature import WholeBatchFeature
 from epl.parallel.zero.feature import ZeroFeature
 
 FEATURES: Tuple[Feature, ...] = (
     StrategyFeature(),
     IoSlicingFeature(),
     AutoPartitionFeature(),
+    WholeBatchFeature(),
     SplitFeature(),
     ZeroFeature(),
     ShardedSlotsFeature(),

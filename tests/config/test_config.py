@@ -45,6 +45,7 @@ EPL_DEFAULTS = {
     "optimizer.num_apply_group": 1,
 }
 NEW_DEFAULTS = {
+    "replicate.batch": "each",
     "replicate.state": "all",
     "auto.plan_file": "",
     "auto.planner": "stages",

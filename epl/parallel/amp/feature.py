@@ -51,7 +51,8 @@ class AmpFeature(Feature):
 
     def complete(self, graph: Graph) -> None:
         """Connects ops that were built since the last differentiation to half copies, too."""
-        half_ops.use_half_copies(graph)
+        if graph.state_of(mixed.ConvertedModel) is not None:
+            half_ops.use_half_copies(graph)
 
     def plan(self, rewrite: RewriteContext) -> Optional[AmpSection]:
         """The decision that was made while the model was differentiated."""

@@ -118,7 +118,7 @@ def fetched(graph: Graph, fetches: Sequence[tf.Tensor], feeds: Iterable[tf.Tenso
     """
     if not graph.replacements:
         return list(fetches)
-    for tensor in feeds:
+    for tensor in feeds if graph.state_of(ConvertedModel) is not None else ():
         if tensor.name in graph.replacements:
             raise FeedError(
                 "{!r} is fed, and computed in half precision (amp.level): what takes it takes that. Feed a "

@@ -27,7 +27,7 @@ def refuse_unskipped(graph: Graph, config: Config) -> None:
 
     In a model that also has an optimizer, such writes are allowed: adversarial training, for example, undoes them.
     """
-    if not graph.replacements or config.amp.loss_scale != "dynamic" or graph.apply_calls:
+    if not config.amp.level or not graph.replacements or config.amp.loss_scale != "dynamic" or graph.apply_calls:
         return
     by_hand = find_trained_by_hand(graph)
     if by_hand:

@@ -8,7 +8,7 @@ from epl.ops.communicator_groups import SubCommunicators
 from epl.ops.service import CommunicatorSpec
 from epl.parallel.plan.hierarchy import is_hierarchical
 from epl.parallel.plan.plan import GradientGroup, Plan, Stage, section, split_groups, worker_of
-from epl.parallel.plan.sections import BatchNormSection, HierarchySection, OffloadSection
+from epl.parallel.plan.sections import BatchNormSection, HierarchySection, OffloadSection, WholeBatchSection
 from epl.parallel.plan.stages import span_processes
 from epl.planner.machine.collective_algorithms import transport_between
 
@@ -54,7 +54,7 @@ def all_communicators(plan: Plan) -> List[CommunicatorSpec]:
     ranks += [
         (output.communicator, ranks_of_stage(plan, output.stage)) for output in plan.outputs if output.communicator
     ]
-    ranks += _of_batch_norm(plan)
+    ranks += _of_batch_norm(plan) + _of_whole_batch(plan)
     ranks += [(plan.name + PROCESSES + purpose, sorted(set(plan.owners))) for purpose in ("", PART_WRITES)]
     specs = [CommunicatorSpec(name, tuple(owners), transport_of(plan, name)) for name, owners in dict(ranks).items()]
     of_shards = {
@@ -69,6 +69,17 @@ def _of_batch_norm(plan: Plan) -> List[Tuple[str, List[int]]]:
     if section(plan, BatchNormSection) is None:
         return []
     return [(batch_norm_communicator(plan, way), ranks_of_stage(plan, 0)) for way in ("forward", "backward")]
+
+
+def _of_whole_batch(plan: Plan) -> List[Tuple[str, List[int]]]:
+    if section(plan, WholeBatchSection) is None:
+        return []
+    return [(whole_batch_communicator(plan, way), ranks_of_stage(plan, 0)) for way in ("forward", "backward")]
+
+
+def whole_batch_communicator(plan: Plan, direction: str) -> str:
+    """The communicator of losses of all rows, "forward" or "backward"."""
+    return f"{plan.name}/whole_batch/{direction}"
 
 
 def batch_norm_communicator(plan: Plan, direction: str) -> str:

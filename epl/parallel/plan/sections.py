@@ -342,6 +342,27 @@ class BatchNormSection(NamedTuple):
         return [f"batch statistics of all rows: {len(self.ops)} ops"]
 
 
+class WholeBatchSection(NamedTuple):
+    """A loss of the rows of all replicas: `replicate.batch`.
+
+    Attributes:
+      ops: the names of the ops that hold what is added up or gathered, in the order in which they run.
+      gathers: how many of them hold rows.
+    """
+
+    ops: Tuple[str, ...]
+    gathers: int
+
+    def without_names(self) -> "WholeBatchSection":
+        """The same with numbers in place of names of ops."""
+        return self._replace(ops=tuple(str(number) for number in range(len(self.ops))))
+
+    def describe(self) -> List[str]:
+        """The section in lines for a person."""
+        sums = len(self.ops) - self.gathers
+        return [f"losses of all rows: {sums} sums over the replicas, {self.gathers} gathers of rows"]
+
+
 class HierarchySection(NamedTuple):
     """Collectives between machines with several workers each: `communication.hierarchy`.
 
@@ -373,6 +394,7 @@ Section = Union[
     OffloadSection,
     GroupedApplySection,
     BatchNormSection,
+    WholeBatchSection,
     HierarchySection,
 ]
 

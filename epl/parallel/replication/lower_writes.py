@@ -18,7 +18,7 @@ from epl.ops.communicator import Communicator
 from epl.ops.weighing import weighed
 from epl.parallel.replication.replica_rows import ReplicaRows
 from epl.parallel.replication.whole_writes import WholeWrites
-from epl.parallel.replication.wholes import Values, Wholes
+from epl.parallel.replication.wholes import Values, Wholes, gathered
 from epl.parallel.rewriting.by_hand import unless_by_hand
 from epl.parallel.rewriting.context import RewriteContext
 from epl.parallel.rewriting.pass_manager import Pass, names
@@ -44,10 +44,14 @@ def run(rewrite: RewriteContext) -> None:
 
 
 class _Wholes(Wholes):
-    """Wholes that every replica of the job computes alike: built on replica 0, which is cloned."""
+    """Wholes that every replica of the job computes alike: built on replica 0, which is cloned.
+
+    A write by hand leaves their collectives out.
+    """
 
     def __init__(self, rewrite: RewriteContext, whole: WholeWrites) -> None:
-        super().__init__(rewrite, whole.view, whole.lowering, [""])
+        super().__init__(rewrite.tf_graph, whole.view, whole.lowering)
+        self._rewrite = rewrite
         self._name = ""
         self._last: List[tf.Operation] = []  # the last collective of the write
         self._collectives = 0  # so far
@@ -58,44 +62,32 @@ class _Wholes(Wholes):
         with self._rewrite.building(self._name):
             return [self.whole(one, [now]) for one, now in values]
 
+    def _copy(self, op: tf.Operation, inputs: Sequence[tf.Tensor], replica: int) -> List[tf.Tensor]:
+        with tf.device(self._rewrite.device(0, replica)):
+            return super()._copy(op, inputs, replica)
+
     def _sum(self, values: Values) -> tf.Tensor:
-        (own,) = values
-        return self._collective(own, lambda c, r, k, t: c.all_reduce(t, r, k, "sum"), own.shape)
+        return self._collective(values[0], lambda c, r, k, t: c.all_reduce(t, r, k, "sum"))
 
     def _mean(self, values: Values, rows: Values) -> tf.Tensor:
         (tensor,) = values
         wide = tensor.dtype if tensor.dtype in (tf.float32, tf.float64) else tf.float32
-        own_rows = tf.cast(rows[0], wide)
+        weight = tf.cast(rows[0], wide)
 
         def mean(communicator: Communicator, rank: int, key: str, own: tf.Tensor) -> tf.Tensor:
-            sent = [weighed(tf.cast(own, wide), own_rows), own_rows]
-            total, count = communicator.all_reduce(sent, rank, key, "sum")
+            total, count = communicator.all_reduce([weighed(tf.cast(own, wide), weight), weight], rank, key, "sum")
             return tf.cast(total / count, own.dtype)
 
-        return self._collective(tensor, mean, tensor.shape)
+        return self._collective(tensor, mean)
 
     def _concat(self, values: Values, dim: int) -> tf.Tensor:
-        (rows,) = values
-        shape = rows.shape
-        dims = range(len(shape.as_list()))
-        order = [dim, *(other for other in dims if other != dim)]
-        back = [order.index(place) for place in dims]
-        if dim:
-            rows = tf.transpose(rows, order)
-        gathered = self._collective(rows, lambda c, r, k, t: c.all_gather(t, r, k), rows.shape)
-        if dim:
-            gathered = tf.transpose(gathered, back)
-            gathered.set_shape(shape)
-        return gathered
+        return gathered(values[0], dim, lambda rows: self._collective(rows, lambda c, r, k, t: c.all_gather(t, r, k)))
 
     def _first(self, values: Values) -> tf.Tensor:
-        (own,) = values
-        return self._collective(own, lambda c, r, k, t: c.broadcast(t, r, k), own.shape)
+        return self._collective(values[0], lambda c, r, k, t: c.broadcast(t, r, k))
 
-    def _collective(
-        self, tensor: tf.Tensor, build: Callable[[Communicator, int, str, tf.Tensor], Any], shape: tf.TensorShape
-    ) -> tf.Tensor:
-        """A collective that a write by hand leaves out."""
+    def _collective(self, tensor: tf.Tensor, build: Callable[[Communicator, int, str, tf.Tensor], Any]) -> tf.Tensor:
+        """A collective, whose result has the shape that the graph says of the tensor."""
         rewrite = self._rewrite
         key = f"{self._name}/{self._collectives}"
         communicator = rewrite.communicator(f"{rewrite.plan.name}/{self._name}")
@@ -105,7 +97,7 @@ class _Wholes(Wholes):
                 return build(communicator, rewrite.base_rank, key, sent)
 
         whole, made = unless_by_hand(rewrite, tensor, after_the_last)
-        whole.set_shape(shape)
+        whole.set_shape(tensor.shape)
         self._last = made[-1:]
         self._collectives += len(made)
         return whole

@@ -8,12 +8,13 @@ that a worker may fetch what the others do not: a hook of the chief fetches summ
 has chosen the scalars. The value of replica 0 stays in the graph, for runs of replica 0 alone.
 """
 
-from typing import List
+from typing import List, Sequence
 
 import tensorflow.compat.v1 as tf
 
 from epl.ops.weighing import weighed
 from epl.parallel.replication.replica_rows import ReplicaRows
+from epl.parallel.replication.whole_scalars import WholeScalars
 from epl.parallel.replication.wholes import Values, Wholes
 from epl.parallel.rewriting.context import RewriteContext, Sibling
 from epl.parallel.rewriting.pass_manager import Pass, names
@@ -28,7 +29,7 @@ def run(rewrite: RewriteContext) -> None:
     rewrite.graph.keep(ReplicaRows, found._replace(scalars=None))
     prefixes = [rewrite.prefix(replica) for replica in range(rewrite.local_replicas)]
     with rewrite.building("outputs"):
-        wholes = _LocalWholes(rewrite, whole.view, whole.lowering, prefixes)
+        wholes = _LocalWholes(rewrite, whole, prefixes)
         for node, at in whole.scalars:
             ops = [rewrite.operation(prefix + whole.view.nodes[node].name) for prefix in prefixes]
             value = wholes.whole((node, at), [op.outputs[at] for op in ops])
@@ -37,6 +38,14 @@ def run(rewrite: RewriteContext) -> None:
 
 class _LocalWholes(Wholes):
     """Values of the rows of all replicas of this process."""
+
+    def __init__(self, rewrite: RewriteContext, whole: WholeScalars, prefixes: Sequence[str]) -> None:
+        super().__init__(rewrite.tf_graph, whole.view, whole.lowering, prefixes)
+        self._rewrite = rewrite
+
+    def _copy(self, op: tf.Operation, inputs: Sequence[tf.Tensor], replica: int) -> List[tf.Tensor]:
+        with tf.device(self._rewrite.device(0, replica)):
+            return super()._copy(op, inputs, replica)
 
     def _sum(self, values: Values) -> tf.Tensor:
         wide = _wide(values[0].dtype)

@@ -23,7 +23,7 @@ from epl.ir.taskgraph import PHASE_ATTR
 from epl.ir.view import GraphView
 from epl.parallel.plan.plan import Plan, section, world_size
 from epl.parallel.plan.replica_groups import replica_groups
-from epl.parallel.plan.sections import BatchNormSection
+from epl.parallel.plan.sections import BatchNormSection, WholeBatchSection
 from epl.parallel.replication import whole_scalars
 from epl.parallel.replication.whole_scalars import WholeScalars, scalars_of
 from epl.parallel.replication.whole_writes import WholeWrites, choose
@@ -100,7 +100,7 @@ def find(
     before_loss = _needed(view, objective, gradients, set(), statistics)
     written_values = {node for _, values in written.values() for node, _ in values}
     nodes = _needed(view, written_values, gradients, before_loss, statistics)
-    sources = {**_sources(graph, view, nodes), **statistics}
+    sources = {**sources_of(graph, view, nodes), **statistics}
     flow = RowFlow(graph.tf_graph, view, nodes, sources, _lowered(graph, view))
     earlier = graph.state_of(ReplicaRows)
     lowered: FrozenSet[str] = frozenset() if earlier is None else earlier.lowered
@@ -174,7 +174,7 @@ def _find_scalars(
     }
     statistics = _statistics_of_all(plan, view)
     nodes = _needed(view, {node for node, _ in candidates}, gradients, before_loss, statistics)
-    sources = {**_sources(graph, view, nodes), **statistics}
+    sources = {**sources_of(graph, view, nodes), **statistics}
     flow = RowFlow(graph.tf_graph, view, nodes, sources, own_means=before_loss)
     lowering = RowLowering(graph.tf_graph, view, flow, nodes, {**sources, **flow.kept}, same, differing, trained)
     return whole_scalars.choose(view, flow, lowering, candidates)
@@ -233,9 +233,9 @@ def _written_values(
 
 
 def _statistics_of_all(plan: Plan, view: GraphView) -> Dict[Output, Flow]:
-    """The sums of all rows that batch norms take (`batch_norm.sync`)."""
-    planned = section(plan, BatchNormSection)
-    return {} if planned is None else {(view.index[op], 0): SAME for op in planned.ops}
+    """What is of all rows: sums that batch norms take (`batch_norm.sync`), and what losses do (`replicate.batch`)."""
+    found = [section(plan, BatchNormSection), section(plan, WholeBatchSection)]
+    return {(view.index[op], 0): SAME for one in found if one is not None for op in one.ops}
 
 
 def _needed(
@@ -258,7 +258,7 @@ def _is_of_gradients(view: GraphView, node: int) -> bool:
     return _PHASE in view.nodes[node].serialized_attrs
 
 
-def _sources(graph: Graph, view: GraphView, nodes: AbstractSet[int]) -> Dict[Output, Flow]:
+def sources_of(graph: Graph, view: GraphView, nodes: AbstractSet[int]) -> Dict[Output, Flow]:
     """Where rows begin, among nodes: placeholders and data sources; and random numbers, which each replica draws."""
     whole = {tensor.name for tensor in graph.whole_inputs}
     found: Dict[Output, Flow] = {}

@@ -1,21 +1,25 @@
 """Builds the values that one device has of the rows of all replicas, as `row_lowering.py` has decided them.
 
+    rows of the replicas --> put together --> rows of all replicas
+    sums or means over rows --> added up --> sum or mean over all rows
+    op that takes wholes --> copy of it on wholes
+
 A value is built from those of some replicas: in a list, by replica. Who builds says how values of these replicas are
-added up, averaged and put together: by collectives, for replica 0 and its copies (`lower_writes.py`), or by plain ops
-over the replicas of a process (`merge_scalars.py`).
+added up, averaged and put together: by collectives, for replica 0 and its copies (`lower_writes.py`); by markers in the
+user's graph, in place of which collectives come (`epl/parallel/whole_batch/objective.py`); or by plain ops over the
+replicas of a process (`merge_scalars.py`).
 """
 
 import abc
-from typing import Dict, List, Sequence, Tuple
+from typing import Callable, Dict, List, Sequence, Tuple
 
 import tensorflow.compat.v1 as tf
 
 from epl.ir.clone import copy_op
 from epl.ir.dataflow import data_inputs
 from epl.ir.view import GraphView
-from epl.parallel.rewriting.context import RewriteContext
 from epl.parallel.sharding.forward_shapes import ASKS_SHAPE
-from epl.parallel.sharding.row_flow import COUNT, ROWS, Output
+from epl.parallel.sharding.row_flow import COUNT, PARTIAL_SUM, ROWS, Output
 from epl.parallel.sharding.row_lowering import RowLowering, Taken
 
 Values = Sequence[tf.Tensor]  # by replica
@@ -29,10 +33,17 @@ class Wholes(abc.ABC):
     """
 
     def __init__(
-        self, rewrite: RewriteContext, view: GraphView, lowering: RowLowering, prefixes: Sequence[str]
+        self, tf_graph: tf.Graph, view: GraphView, lowering: RowLowering, prefixes: Sequence[str] = ("",)
     ) -> None:
-        """Keeps what was decided, and the name prefixes of the replicas."""
-        self._rewrite = rewrite
+        """Builds nothing yet.
+
+        Args:
+          tf_graph: the graph.
+          view: of it, as the lowering knows it.
+          lowering: what is to be built.
+          prefixes: of the names of the replicas' ops.
+        """
+        self._tf_graph = tf_graph
         self._view = view
         self._lowering = lowering
         self._prefixes = prefixes
@@ -54,30 +65,34 @@ class Wholes(abc.ABC):
 
     @abc.abstractmethod
     def _first(self, values: Values) -> tf.Tensor:
-        """The value of the first replica."""
+        """Random numbers of the first replica."""
+
+    def _copy(self, op: tf.Operation, inputs: Sequence[tf.Tensor], replica: int) -> List[tf.Tensor]:
+        """The outputs of a copy of an op of a replica, which waits for what the op waits for."""
+        del replica
+        with tf.control_dependencies(list(op.control_inputs)):
+            return list(copy_op(op, inputs, {}).outputs)
 
     def whole(self, output: Output, now: Values) -> tf.Tensor:
         """The value of one device."""
         flow = self._lowering.of(output)
         if flow.is_same:
-            return self._of_replicas(output, now)[0]
+            return self.of_replicas(output, now)[0]
         if output not in self._wholes:
             if flow.kind == COUNT:
                 self._wholes[output] = self._whole_count(output, now)
             elif flow.kind == ROWS:
-                self._wholes[output] = self._concat(self._of_replicas(output, now), flow.dim)
+                self._wholes[output] = self._concat(self.of_replicas(output, now), flow.dim)
             else:
                 self._wholes[output] = self._summed(output, now)
         return self._wholes[output]
 
-    # ---- Values.
-
     def _taken(self, taken: Taken, now: Values) -> Values:
         if taken.is_whole:
             return [self.whole(taken.output, now)] * len(self._prefixes)
-        return self._of_replicas(taken.output, now)
+        return self.of_replicas(taken.output, now)
 
-    def _of_replicas(self, output: Output, now: Values) -> Values:
+    def of_replicas(self, output: Output, now: Values) -> Values:
         """An output in the forms of the replicas."""
         node, at = output
         lowered = self._lowering.found.get(node)
@@ -86,7 +101,7 @@ class Wholes(abc.ABC):
         if node not in self._own:
             taken = [self._taken(*pair) for pair in zip(lowered.inputs, self._inputs(node))]
             are_equal = all(flow.is_same for flow in lowered.flows)
-            copies = self._copy(node, taken, 1 if are_equal else len(self._prefixes))
+            copies = self._copies(node, taken, 1 if are_equal else len(self._prefixes))
             if lowered.is_drawn:
                 copies = [[self._first(values)] for values in copies]
             self._own[node] = [list(values) * (len(self._prefixes) // len(values)) for values in copies]
@@ -94,17 +109,21 @@ class Wholes(abc.ABC):
 
     def _summed(self, output: Output, now: Values) -> tf.Tensor:
         """The sum over the replicas; of a mean, the mean of all rows."""
-        values = self._of_replicas(output, now)
+        values = self.of_replicas(output, now)
         if self._lowering.of(output).degree:
             return self._sum(values)
         return self._mean(values, self._rows_averaged(output[0]))
 
     def _rows_averaged(self, node: int) -> Values:
-        """The numbers of the replicas' rows of which a node gives the mean."""
-        for one, now in zip(self._lowering.inputs_of(node), self._inputs(node)):
+        """The numbers of the replicas' rows of which a node gives the mean, or what is linear in it."""
+        takes = list(zip(self._lowering.inputs_of(node), self._inputs(node)))
+        for one, now in takes:
             flow = self._lowering.of(one.output)
             if flow.kind == ROWS and not one.is_whole:
                 return [tf.shape(rows)[flow.dim] for rows in self._taken(one, now)]
+        for one, _ in takes:
+            if self._lowering.of(one.output).kind == PARTIAL_SUM and not one.is_whole:
+                return self._rows_averaged(one.output[0])
         raise ValueError(f"{self._view.nodes[node].name} takes no rows.")
 
     def _whole_count(self, output: Output, now: Values) -> tf.Tensor:
@@ -115,29 +134,27 @@ class Wholes(abc.ABC):
             one, tensors = taken[at if len(taken) > 1 else 0]
             flow = self._lowering.of(one)
             if flow.kind == ROWS:
-                own, rows = self._of_replicas(output, now), self._of_replicas(one, tensors)[0]
+                own, rows = self.of_replicas(output, now), self.of_replicas(one, tensors)[0]
                 if self._view.types[node] == "Size":
                     return self._sum(own)
                 more = self._count(one, tensors, flow.dim) - tf.shape(rows, out_type=tf.int64)[flow.dim]
                 return own[0] + tf.cast(more, own[0].dtype) * tf.one_hot(flow.dim, rows.shape.ndims, dtype=own[0].dtype)
-        copies = self._copy(node, [[self.whole(one, tensors)] for one, tensors in taken], 1)
+        copies = self._copies(node, [[self.whole(one, tensors)] for one, tensors in taken], 1)
         return copies[at][0]
 
     def _count(self, rows: Output, now: Values, dim: int) -> tf.Tensor:
         """The rows of all replicas, int64 []."""
         if (rows, dim) not in self._counts:
-            own = [tf.shape(one, out_type=tf.int64)[dim] for one in self._of_replicas(rows, now)]
+            own = [tf.shape(one, out_type=tf.int64)[dim] for one in self.of_replicas(rows, now)]
             self._counts[rows, dim] = self._sum(own)
         return self._counts[rows, dim]
 
     # ---- Ops.
 
-    def _copy(self, node: int, inputs: Sequence[Values], copies: int) -> List[Values]:
-        """By output, copies of an op for the first replicas, which wait for what the op waits for."""
-        found = []
-        for replica, op in enumerate(self._ops(node)[:copies]):
-            with tf.device(self._rewrite.device(0, replica)), tf.control_dependencies(list(op.control_inputs)):
-                found.append(list(copy_op(op, [values[replica] for values in inputs], {}).outputs))
+    def _copies(self, node: int, inputs: Sequence[Values], number: int) -> List[Values]:
+        """By output, copies of an op for the first replicas."""
+        ops = self._ops(node)[:number]
+        found = [self._copy(op, [values[at] for values in inputs], at) for at, op in enumerate(ops)]
         return [list(values) for values in zip(*found)]
 
     def _inputs(self, node: int) -> List[Values]:
@@ -146,4 +163,15 @@ class Wholes(abc.ABC):
 
     def _ops(self, node: int) -> List[tf.Operation]:
         name = self._view.nodes[node].name
-        return [self._rewrite.operation(prefix + name) for prefix in self._prefixes]
+        return [self._tf_graph.get_operation_by_name(prefix + name) for prefix in self._prefixes]
+
+
+def gathered(rows: tf.Tensor, dim: int, gather: Callable[[tf.Tensor], tf.Tensor]) -> tf.Tensor:
+    """The rows of all replicas, by what gathers along the first dimension."""
+    if not dim:
+        return gather(rows)
+    dims = range(len(rows.shape.as_list()))
+    order = [dim, *(other for other in dims if other != dim)]
+    whole = tf.transpose(gather(tf.transpose(rows, order)), [order.index(place) for place in dims])
+    whole.set_shape(rows.shape)
+    return whole

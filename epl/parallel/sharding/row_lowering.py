@@ -11,7 +11,19 @@ replicas. An op that a sharding rule can compute on rows keeps them; any other t
 all replicas. What has neither form is unknown, with the reason: control flow, Python functions, sizes that the graph
 does not say, rows whose number is built into the graph.
 
-This module decides and changes nothing; `epl/parallel/replication/lower_writes.py` builds the ops.
+Where replicas are averaged in the end, as those of a loss are (`averages`), a mean over rows stays partial in what is
+linear in it, and random numbers stay those of each replica:
+
+    rows --> square --> mean --> + 0.1 * norm of weights --> loss        no collective: the gradients are averaged
+    rows --> loss of each --> sum --> / number of rows --> loss          none either
+
+Where the replicas are averaged in the end, as those of a loss are (`averages`), a mean over rows stays partial in what
+is linear in it, and random numbers stay those of each replica:
+
+    rows --> square --> mean --> + 0.1 * norm of weights --> loss        no collective: the gradients are averaged
+    rows --> loss of each --> sum --> / number of rows --> loss          none either
+
+This module decides and changes nothing; `epl/parallel/replication/wholes.py` builds the ops.
 """
 
 from typing import AbstractSet, Dict, List, NamedTuple, Optional, Sequence, Set, Tuple
@@ -32,6 +44,9 @@ _SHAPE_INPUT = {"BroadcastTo": 1, "Reshape": 1}  # op types that take rows and a
 _READS = frozenset(["ReadVariableOp", "ResourceGather", "ResourceGatherNd"]) | op_types.STATE_QUERIES
 _DRAWS_BY_SHAPE = frozenset(["RandomStandardNormal", "RandomUniform", "RandomUniformInt", "TruncatedNormal"])
 _SEED = b"seed2"
+# Ops that are linear in a sum, where their other input is equal on all replicas.
+_SCALES = frozenset(["Cast", "Mul", "Neg", "Reshape", "Squeeze", "Sum"])
+_DIVISIONS = frozenset(["Div", "DivNoNan", "RealDiv"])
 _BUILT_IN = "the number of rows is built into the graph"
 
 
@@ -74,6 +89,7 @@ class RowLowering:
         same: AbstractSet[int],
         differing: AbstractSet[int],
         trained: AbstractSet[str],
+        averages: bool = False,
     ) -> None:
         """Decides.
 
@@ -86,6 +102,7 @@ class RowLowering:
           same: writes that all replicas make alike.
           differing: variables that each replica writes from its own rows.
           trained: names of the trained variables; no op that takes one is computed anew.
+          averages: whether what is computed in the end is averaged over the replicas.
         """
         self._tf_graph = tf_graph
         self._view = view
@@ -95,6 +112,7 @@ class RowLowering:
         self._differing = differing
         self._nodes = nodes
         self._trained = _values_of(view, trained)
+        self._averages = averages
         self.found: Dict[int, Lowered] = {}
         self.mixed_sizes: Set[Output] = set()  # same on all replicas, with a size that depends on the number of rows
         for node in in_order(view, nodes):
@@ -155,6 +173,8 @@ class RowLowering:
         if op_type in op_types.WRITES:
             return self._write(node, outputs)
         taken = data_inputs(view, node)
+        if self._averages and self._is_same(node, outputs) and not any(self._is_copied(one) for one in taken):
+            return Lowered((SAME,) * outputs)
         for one in taken:
             is_later = one[0] in self._nodes and one[0] not in self.found
             unknown = "it is in a loop" if is_later else self.unknown(one)
@@ -164,6 +184,12 @@ class RowLowering:
         if op_type in op_types.CONTROL_FLOW:
             return self._branch(node, op_type, flows, outputs)
         return self._by_form(node, op_type, taken, flows, outputs)
+
+    def _is_same(self, node: int, outputs: int) -> bool:
+        """Whether no row has a part in a node, and no random number; of a Python function it is not known."""
+        return self._view.types[node] not in op_types.PYTHON and all(
+            self._flow.of((node, at)).is_same for at in range(outputs)
+        )
 
     def _source(self, node: int, outputs: int) -> Lowered:
         flows = [self._sources.get((node, at), SAME) for at in range(outputs)]
@@ -204,6 +230,10 @@ class RowLowering:
         """The first of these that gives known forms: rows and counts kept, rows kept, all inputs whole."""
         if all(flow.is_same for flow in flows):
             return self._of_wholes(node, taken, flows, outputs)
+        if self._averages:
+            results = self._linear(node, op_type, taken, flows)
+            if results is not None:
+                return self._made(node, results, [Taken(one, False) for one in taken], flows)
         keeps_rows = not any(one in self.mixed_sizes for one in taken)
         for kept in ({ROWS, COUNT}, {ROWS}):
             wholes = [flow.kind not in kept and not flow.is_same for flow in flows]
@@ -219,6 +249,45 @@ class RowLowering:
         if self._has_number_of_rows(node, op_type, taken, flows):
             return Lowered(unknown=_BUILT_IN)
         return self._of_wholes(node, taken, flows, outputs)
+
+    def _linear(self, node: int, op_type: str, taken: Sequence[Output], flows: Sequence[Flow]) -> Optional[List[Flow]]:
+        """The forms of the outputs of an op that keeps sums or means over rows; None if it needs them whole."""
+        partial = [flow for flow in flows if flow.kind == PARTIAL_SUM]
+        if not partial or not all(one.dtype.is_floating for one in self._operation(node).outputs):
+            return None
+        degrees = {flow.degree for flow in partial}
+        if op_type in _DIVISIONS and flows[0].kind == PARTIAL_SUM and degrees == {1} and flows[1].kind == COUNT:
+            return [Flow(PARTIAL_SUM, -1, 0, has_data=True)] if self._is_proportional(taken[1]) else None
+        if len(degrees) > 1 or any(flow.kind not in (SAME_KIND, PARTIAL_SUM) for flow in flows):
+            return None
+        if op_type in _GIVES_INPUT:
+            return [flows[0]]
+        keeps_sums = op_type in _SCALES or all(flow.kind == PARTIAL_SUM for flow in flows)
+        if op_type not in RULES or not (degrees == {0} or keeps_sums):
+            return None
+        mixes, results = self._flow.asked(node, flows)
+        if mixes or any(one.kind != PARTIAL_SUM or one.degree not in degrees for one in results):
+            return None
+        return results
+
+    def _is_proportional(self, output: Output) -> bool:
+        """Whether a count is a multiple of the number of rows, by a factor that is equal on all replicas."""
+        node, _ = output
+        op_type, taken = self._view.types[node], data_inputs(self._view, node)
+        flows = [self.of(one) for one in taken]
+        if op_type == "Size":
+            sizes = self._operation(taken[0][0]).outputs[taken[0][1]].shape
+            others = [size for dim, size in enumerate(sizes.as_list() if sizes.ndims else []) if dim != flows[0].dim]
+            return bool(sizes.ndims) and flows[0].kind == ROWS and None not in others
+        if op_type == "StridedSlice":
+            return self._view.types[taken[0][0]] == "Shape"
+        if op_type == "Sum":
+            return flows[0].kind == ROWS and not flows[0].has_data and not flows[0].counts and flows[1].is_same
+        if op_type in ("Cast", "Identity", "Mul"):
+            counts = [one for one, flow in zip(taken, flows) if flow.kind == COUNT]
+            others_are_same = all(flow.is_same for flow in flows if flow.kind != COUNT)
+            return len(counts) == 1 and others_are_same and self._is_proportional(counts[0])
+        return False
 
     def _of_wholes(self, node: int, taken: Sequence[Output], flows: Sequence[Flow], outputs: int) -> Lowered:
         """The op on wholes: every replica computes what one device does."""
@@ -239,7 +308,7 @@ class RowLowering:
         self, node: int, results: Sequence[Flow], taken: Sequence[Taken], flows: Sequence[Flow], draws: bool = False
     ) -> Lowered:
         """The op with these inputs: itself, if they are what it takes; else a copy."""
-        is_copy = draws or any(
+        is_copy = (draws and not self._averages) or any(
             self._is_copied(one.output) or (one.is_whole and not flow.is_same) for one, flow in zip(taken, flows)
         )
         if not is_copy:
@@ -248,7 +317,7 @@ class RowLowering:
             return Lowered(unknown="it is in a branch or a loop")
         if any(one.output[0] in self._trained for one in taken):
             return Lowered(unknown="a layer of the model would have to compute the rows of all replicas")
-        return Lowered(tuple(results), tuple(taken), draws)
+        return Lowered(tuple(results), tuple(taken), draws and not self._averages)
 
     def _is_copied(self, output: Output) -> bool:
         lowered = self.found.get(output[0])

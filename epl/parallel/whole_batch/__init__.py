@@ -1,0 +1,1 @@
+"""The loss of the rows of all replicas (`replicate.batch: all`)."""

@@ -1,0 +1,111 @@
+"""Puts collectives in place of the markers of a loss of all rows (`replicate.batch: all`).
+
+    own --> SUMS --> ...            =>   own --> all-reduce --> SUMS --> ...
+    own --> ROWS --> ...            =>   own --> all-gather --> ROWS --> ...
+    ... --> SUMS_BACK --> gradient  =>   ... --> * w --> all-reduce --> / w --> SUMS_BACK --> gradient
+    ... --> ROWS_BACK --> gradient  =>   ... --> * w --> all-to-all --> sum over replicas --> / w --> ROWS_BACK
+
+w is the weight of the replica in the mean of the gradients (objective.py says why). Forward, a run that neither trains
+nor writes takes the rows that it has, and waits for no other worker (`epl/parallel/rewriting/by_hand.py`).
+
+The collectives of a direction share a communicator, on which they follow each other in the order of the graph.
+"""
+
+from typing import Dict, List, Sequence
+
+import tensorflow.compat.v1 as tf
+
+from epl.ir.control_flow import run_order
+from epl.ir.view import GraphView
+from epl.ops.op_types import COLLECTIVE_OP_TYPES
+from epl.ops.weighing import weighed
+from epl.parallel.plan.communicators import whole_batch_communicator
+from epl.parallel.plan.plan import section
+from epl.parallel.plan.sections import WholeBatchSection
+from epl.parallel.rewriting.by_hand import unless_by_hand
+from epl.parallel.rewriting.context import RewriteContext
+from epl.parallel.rewriting.needed_collectives import OrderedCollective, order_needed
+from epl.parallel.rewriting.pass_manager import Pass, names
+from epl.parallel.whole_batch import markers
+from epl.utils import tf_compat
+
+
+def run(rewrite: RewriteContext) -> None:
+    """Adds the collectives of replica 0."""
+    planned = section(rewrite.plan, WholeBatchSection)
+    if planned is None:
+        return
+    view = GraphView(rewrite.tf_graph)
+    found = {node for node in markers.find_markers(view, *markers.BACKWARD) if _forward_of(view, node) in planned.ops}
+    backward = [view.nodes[node].name for node in run_order(view) if node in found]
+    rows: Dict[str, tf.Tensor] = {}  # by marker: how many rows came from each replica
+    _order(rewrite, [_forward(rewrite, name, rows) for name in planned.ops], "forward")
+    _order(rewrite, [_backward(rewrite, name, rows) for name in backward], "backward")
+
+
+def _forward_of(view: GraphView, node: int) -> str:
+    """The marker whose gradient a marker of the backward pass is."""
+    return view.nodes[node].attr[markers.FORWARD_ATTR].s.decode()
+
+
+def _forward(rewrite: RewriteContext, name: str, rows: Dict[str, tf.Tensor]) -> tf.Operation:
+    """Puts the value of all replicas in place of a replica's; returns the collective."""
+    op = rewrite.remember(rewrite.operation(name))
+    own = op.inputs[0]
+    communicator = rewrite.communicator(whole_batch_communicator(rewrite.plan, "forward"))
+
+    def build(sent: tf.Tensor) -> tf.Tensor:
+        if op.get_attr(markers.KIND_ATTR) == markers.SUMS:
+            return communicator.all_reduce(sent, rewrite.base_rank, name)
+        gathered, rows[name] = communicator.all_gather_with_rows(sent, rewrite.base_rank, name)
+        return gathered
+
+    with rewrite.building(f"whole_batch/{name}"):
+        whole, (collective,) = unless_by_hand(rewrite, own, build)
+        whole.set_shape(own.shape)
+    tf_compat.set_input(op, 0, whole)
+    return collective
+
+
+def _backward(rewrite: RewriteContext, name: str, rows: Dict[str, tf.Tensor]) -> tf.Operation:
+    """Puts the gradient of the loss of all replicas in place of that of a replica's; returns the collective."""
+    op = rewrite.remember(rewrite.operation(name))
+    weight, rank = rewrite.weight, rewrite.base_rank
+    assert weight is not None  # there are several replicas
+    communicator = rewrite.communicator(whole_batch_communicator(rewrite.plan, "backward"))
+    before = tf_compat.last_op_id(rewrite.tf_graph)
+    with rewrite.building(f"whole_batch/{name}"):
+        sent = weighed(op.inputs[0], weight)
+        if op.get_attr(markers.KIND_ATTR) == markers.SUMS_BACK:
+            total = communicator.all_reduce(sent, rank, name)
+        else:
+            from_each = rows[op.get_attr(markers.FORWARD_ATTR).decode()]
+            parts, received = communicator.all_to_all(sent, rank, name, row_splits=from_each)
+            total = _sum_of_parts(parts, received, communicator.world_size)
+        own = tf.math.divide_no_nan(total, tf.fill(tf.shape(total), tf.cast(weight, total.dtype)))
+    tf_compat.set_input(op, 0, own)
+    (collective,) = [one for one in tf_compat.ops_since(rewrite.tf_graph, before) if one.type in COLLECTIVE_OP_TYPES]
+    rewrite.collectives.add(collective.name)
+    return collective
+
+
+def _sum_of_parts(parts: tf.Tensor, received: tf.Tensor, world: int) -> tf.Tensor:
+    """The sum of as many rows as each replica has sent, in the order of the replicas."""
+    shape = tf.concat([[world, tf.cast(received[0], tf.int32)], tf.shape(parts)[1:]], 0)
+    return tf.reduce_sum(tf.reshape(parts, shape), 0)
+
+
+def _order(rewrite: RewriteContext, made: Sequence[tf.Operation], direction: str) -> None:
+    """Fixes the order of collectives on their communicator; none is in a branch."""
+    ordered: List[OrderedCollective] = [OrderedCollective(op, (op,), 0) for op in made]
+    order_needed(rewrite, ordered, f"whole_batch_{direction}")
+
+
+PASS = Pass(
+    "sync_whole_batch",
+    run,
+    "replicate.batch",
+    adds=names("by_hand of_all_rows collectives orders"),
+    requires=names("weight"),
+    after=names("aggregate_gradients order_scale_updates"),
+)
