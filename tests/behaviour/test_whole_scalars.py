@@ -193,3 +193,29 @@ def test_accuracy_behind_a_batch_norm_is_that_of_the_predictions_of_all_replicas
     (halves,), (accuracy,) = answer.results["halves"], answer.results["accuracy"]
     assert accuracy == pytest.approx(np.mean(halves), rel=1e-6)
     assert halves[0] != halves[1]
+
+
+def _divided(ctx: Context) -> None:
+    """Two devices divide batches of 13, 11 and 1 rows; of the last one, a device has none."""
+    ctx.init()
+    data = samples()
+    sizes = [13, 11, 1]
+    ends = [0, *np.cumsum(sizes)]
+    batches = [(data.x[a:b], data.y[a:b]) for a, b in zip(ends, ends[1:])]
+    shapes = [None, data.x.shape[1]], [None]
+    read = tf.data.Dataset.from_generator(lambda: iter(batches), (tf.float32, tf.int32), shapes)
+    x, y = tf.data.make_one_shot_iterator(read).get_next()
+    logits = dense(x, CLASSES, "out")
+    each = tf.nn.sparse_softmax_cross_entropy_with_logits(labels=y, logits=logits)
+    scalars = {"mean": tf.reduce_mean(each), "sum": tf.reduce_sum(each), "largest": tf.reduce_max(each)}
+    train_op = tf.train.GradientDescentOptimizer(0.1).minimize(cross_entropy(y, logits))
+    with tf.Session() as sess:
+        sess.run(tf.global_variables_initializer())
+        for _ in sizes:
+            ctx.record(**sess.run([scalars, train_op])[0])
+
+
+def test_devices_that_divide_a_batch_show_all_its_rows(oracle: Oracle) -> None:
+    expected = oracle.plain(_divided).results
+    (answer,) = oracle.plan((1, 2, 2), _divided)
+    assert _differing(answer.results, expected) == {}

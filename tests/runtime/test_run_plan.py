@@ -39,11 +39,12 @@ def test_the_loss_alone_on_fed_data_is_computed_on_all_of_it(init):
     assert not step.uses_replicas and not step.is_collective
 
 
-def test_the_loss_of_a_training_step_is_the_mean_over_the_replicas(init):
+def test_the_scalars_of_a_training_step_are_merged_over_the_replicas(init):
     init()
     model, planner = prepare()
-    step = planner.plan_run([model.loss, model.accuracy], [model.train_op], model.feed())
-    assert step.fetches[0] is not model.loss and step.fetches[1] is model.accuracy
+    step = planner.plan_run([model.loss, model.accuracy, model.out], [model.train_op], model.feed())
+    assert step.fetches[0] is not model.loss and step.fetches[1] is not model.accuracy
+    assert step.fetches[2] is model.out
 
 
 def test_the_loss_alone_on_data_that_is_read_is_the_mean_over_the_replicas(init):
