@@ -305,6 +305,7 @@ def _refused(ctx: Context, what: str) -> None:
         "accumulated": {"pipeline__num_micro_batch": 2},
         "of_sums": {"communication__gradients_reduce_method": "sum"},
         "offloaded": {"offload__level": "v0"},
+        "weights_in_parts": {"zero__level": "v2"},
         "normed": {"batch_norm__sync": True},
     }
     ctx.init(replicate__batch="all", **config.get(what, {}))
@@ -340,6 +341,7 @@ REFUSED = {
     "accumulated": 'not available yet: replicate.batch "all" with pipeline.num_micro_batch',
     "of_sums": 'not available yet: replicate.batch "all" with communication.gradients_reduce_method',
     "offloaded": 'not available yet: replicate.batch "all" with offload.level',
+    "weights_in_parts": 'not available yet: replicate.batch "all" with zero.level',
     "normed": 'not available yet: replicate.batch "all" with batch_norm.sync',
     "python": 'not available yet: replicate.batch "all" with rows that EPL cannot follow',
     "read_by_python": 'not available yet: replicate.batch "all" with rows that EPL cannot follow',

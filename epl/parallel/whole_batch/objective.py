@@ -159,7 +159,7 @@ def sources_now(graph: Graph, state: WholeBatch) -> Dict[str, Flow]:
     """Where rows begin for all losses together, in the graph as it is now."""
     view = GraphView(graph.tf_graph)
     ys = [graph.tf_graph.get_tensor_by_name(name) for name in state.losses]
-    return _by_name(view, row_sources(graph, view, _forward_nodes(graph.tf_graph, view, ys), ys))
+    return _by_name(view, row_sources(graph, view, _forward_nodes(graph.tf_graph, view, ys, is_planned=True), ys))
 
 
 def _by_name(view: GraphView, sources: Dict[Output, Flow]) -> Dict[str, Flow]:
@@ -205,8 +205,8 @@ class _Wholes(Wholes):
 # ---- What is differentiated, and what is refused.
 
 
-def _forward_nodes(tf_graph: tf.Graph, view: GraphView, ys: Sequence[tf.Tensor]) -> Set[int]:
-    """What the losses are computed from.
+def _forward_nodes(tf_graph: tf.Graph, view: GraphView, ys: Sequence[tf.Tensor], is_planned: bool = False) -> Set[int]:
+    """What the losses are computed from; `is_planned`: but for weights in parts, which are built with the updates.
 
     Raises:
       NotAvailableError: it has gradients.
@@ -219,6 +219,8 @@ def _forward_nodes(tf_graph: tf.Graph, view: GraphView, ys: Sequence[tf.Tensor])
             continue
         operation = tf_graph.get_operation_by_name(view.nodes[node].name)
         if phase_of(operation):
+            if is_planned:
+                continue
             raise NotAvailableError(
                 f"{KEY} with gradients of gradients",
                 f"The loss is computed from {operation.name!r}, which is made of gradients. Set replicate.batch to "
