@@ -61,6 +61,7 @@ class Group:
     def _start(self, worker: int, hosts: List[str], sock: socket.socket) -> None:
         ours, theirs = multiprocessing.connection.Pipe()
         environment = dict(os.environ, PYTHONPATH=os.pathsep.join(sys.path), TF_CPP_MIN_LOG_LEVEL="2")
+        environment["TF_USE_LEGACY_KERAS"] = "1"  # as epl-launch sets it; scripts without EPL need it, too
         for name in [name for name in environment if name.startswith("EPL_")] + ["TF_CONFIG"]:
             environment.pop(name, None)
         if self.topology.mode == "plan":

@@ -60,6 +60,11 @@ class _ShardObject:
         """The name of the full variable."""
         return self._epl_full[0] + ":0"
 
+    @property
+    def _shared_name(self) -> str:
+        """The name of the op: slots are asked for by it, which TensorFlow 1.15 does by itself."""
+        return self.op.name  # type: ignore[attr-defined]
+
     def assign(
         self, value: Any, use_locking: Optional[bool] = None, name: Optional[str] = None, read_value: bool = True
     ) -> Any:

@@ -8,8 +8,10 @@ import tensorflow.compat.v1 as tf
 from epl.ir.graph import Graph
 from epl.parallel.sharding.sharded_variables import ShardedVariables
 from epl.utils.errors import PlanError
+from tests.tensorflows import ONLY_1
 
 
+@ONLY_1
 @pytest.mark.parametrize(
     "given",
     [tuple, set, lambda one: (v for v in one), dict.fromkeys, lambda one: dict.fromkeys(one).keys()],
