@@ -65,14 +65,17 @@ def _without_writers(callbacks: Sequence[Any], graph: Graph) -> List[Any]:
 
 def _kinds(callback: Any) -> FrozenSet[str]:
     """Names of the classes of Keras that a callback is of."""
-    return frozenset(kind.__name__ for kind in type(callback).__mro__ if "keras" in kind.__module__.split("."))
+    return frozenset(kind.__name__ for kind in type(callback).__mro__ if _is_of_keras(kind))
+
+
+def _is_of_keras(kind: type) -> bool:
+    return not {"keras", "tf_keras"}.isdisjoint(kind.__module__.split("."))
 
 
 def _may_stop_in_an_epoch(callback: Any) -> bool:
     """Whether a callback may set `stop_training` at the end of a batch."""
     for kind in type(callback).__mro__:
-        is_of_keras = "keras" in kind.__module__.split(".")
-        if is_of_keras and kind.__name__ in _STOP_NOTHING | {"Callback"}:
+        if _is_of_keras(kind) and kind.__name__ in _STOP_NOTHING | {"Callback"}:
             return False
         if any(name in vars(kind) for name in _BATCH_ENDS) or kind.__name__ == "LambdaCallback":
             return True

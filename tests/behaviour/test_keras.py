@@ -74,6 +74,9 @@ def _fits(ctx: Context) -> None:
     )
 
 
+@pytest.mark.tensorflow(
+    "1", reason="the plain process keeps the v2 behavior of TensorFlow 2, and Keras its eager loops"
+)
 @pytest.mark.parametrize("topology", [(1, 2), TWO_WORKERS], ids=["2 devices", "2 workers"])
 def test_fit_on_any_data_equals_one_device(oracle: Oracle, topology: Any) -> None:
     expected = oracle.plain(_fits).results
@@ -147,6 +150,9 @@ def _saves_parts(ctx: Context) -> None:
         ctx.record(equal=sorted(map(np.sum, saved)) == sorted(map(np.sum, weights)))
 
 
+@pytest.mark.tensorflow(
+    "1", reason="EPL refuses IdentityN, by which Keras of TensorFlow 2 gives gradients on, under ZeRO"
+)
 def test_a_model_checkpoint_of_variables_in_parts_is_written_by_worker_0(oracle: Oracle) -> None:
     first, second = (answer.results for answer in oracle.plan(TWO_WORKERS, _saves_parts))
     assert first == {"written": [True], "equal": [True]} and second == {"written": [False]}
