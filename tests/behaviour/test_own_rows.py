@@ -116,6 +116,45 @@ def root_of_a_mean(small: Small) -> tf.Operation:
     return _train(tf.sqrt(tf.reduce_mean(tf.square(small.logits))))  # told
 
 
+def triplet(small: Small) -> tf.Operation:
+    """The hardest positive and negative of each row, of all rows of the batch."""
+    unit = tf.nn.l2_normalize(small.hidden, 1)
+    distance = 2 - 2 * tf.matmul(unit, unit, transpose_b=True)  # told
+    same = tf.cast(tf.equal(small.y[:, None], small.y[None]), tf.float32)
+    far, near = tf.reduce_max(distance * same, 1), tf.reduce_min(distance + 9 * same, 1)
+    return _train(tf.reduce_mean(tf.nn.relu(far - near + 0.5)))
+
+
+def nt_xent(small: Small) -> tf.Operation:
+    """SimCLR: two views of each row against all others."""
+    views = [tf.nn.l2_normalize(view, 1) for view in (small.hidden[:, :4], small.hidden[:, 4:])]
+    scores = tf.matmul(views[0], views[1], transpose_b=True) / 0.1  # told
+    labels = tf.one_hot(tf.range(tf.shape(small.x)[0]), tf.shape(small.x)[0])
+    return _train(tf.losses.softmax_cross_entropy(labels, scores))
+
+
+def barlow_twins(small: Small) -> tf.Operation:
+    rows = tf.cast(tf.shape(small.x)[0], tf.float32)
+    product = tf.matmul(small.hidden[:, :4], small.hidden[:, 4:], transpose_a=True) / rows
+    return _train(tf.reduce_sum(tf.square(product - tf.eye(4))))  # told
+
+
+def focal(small: Small) -> tf.Operation:
+    """RetinaNet: the loss of all anchors is divided by the number of positive ones."""
+    positive = tf.cast(small.y > 1, tf.float32)
+    loss = tf.nn.sigmoid_cross_entropy_with_logits(labels=positive, logits=small.logits[:, 0])
+    return _train(tf.reduce_sum(tf.square(1 - tf.exp(-loss)) * loss) / tf.maximum(tf.reduce_sum(positive), 1.0))  # told
+
+
+def prototypes(small: Small) -> tf.Operation:
+    """Prototypical networks: means of classes in the batch, and distances to them."""
+    chosen = tf.one_hot(small.y, CLASSES)
+    sums, counts = tf.matmul(chosen, small.hidden, transpose_a=True), tf.reduce_sum(chosen, 0)[:, None]
+    means = sums / (counts + 1e-3)  # told
+    distance = tf.reduce_sum(tf.square(small.hidden[:, None] - means[None]), -1)
+    return _train(tf.reduce_mean(tf.nn.sparse_softmax_cross_entropy_with_logits(labels=small.y, logits=-distance)))
+
+
 # ---- Scripts that are exact.
 
 
@@ -159,13 +198,22 @@ def bags_of_words(small: Small) -> tf.Operation:
     return _train(tf.reduce_mean(tf.square(bags - small.hidden)))
 
 
+def dilated(small: Small) -> tf.Operation:
+    """DeepLab: a dilated convolution of TensorFlow 1 puts blocks of the images next to the rows of the batch."""
+    images = tf.reshape(small.hidden, [-1, 2, 2, 2])
+    blocks = tf.space_to_batch(images, [[0, 0], [0, 0]], block_size=2)
+    maps = tf.batch_to_space(tf.tanh(blocks), [[0, 0], [0, 0]], block_size=2)
+    return _train(tf.reduce_mean(tf.square(maps - 1)))
+
+
 Model = Callable[[Small], tf.Operation]
 WRITES: List[Model] = [codebook, centers, memory_bank, baseline]  # told where each replica writes of its own rows
 TOLD: List[Model] = [
     *WRITES, masked_mean, all_pairs, batch_norm, fused_batch_norm, batch_moments,
     hardest_rows, sorted_rows, picked_rows, different_classes, class_means, root_of_a_mean,
+    triplet, nt_xent, barlow_twins, focal, prototypes,
 ]  # fmt: skip
-EXACT: List[Model] = [of_weights, mean_of_losses, divided_by_rows, own_words, recurrent, bags_of_words]
+EXACT: List[Model] = [of_weights, mean_of_losses, divided_by_rows, own_words, recurrent, bags_of_words, dilated]
 
 
 def _script(ctx: Context, name: str, state: str = "each") -> None:

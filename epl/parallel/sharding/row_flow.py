@@ -286,7 +286,10 @@ class RowFlow:
                 found.append(Flow(ROWS, open_dims[0], None, has_data, dtype.is_integer, is_picked=True))
             else:
                 found.append(UNKNOWN._replace(has_data=has_data))
-                if shape is not None and dtype.is_floating and has_data:
+                is_folded = any(
+                    size and size % _TRIAL == 0 for size in shape or ()
+                )  # SpaceToBatchND: rows times blocks
+                if shape is not None and dtype.is_floating and has_data and not is_folded:
                     self.mixing[node] = "makes one value of the rows"
         return found
 

@@ -1,0 +1,34 @@
+"""Programs of model zoos compute what plain TensorFlow computes: on two devices; some on two workers and with ZeRO."""
+
+from typing import Any, List
+
+import pytest
+import tensorflow.compat.v1 as tf
+
+from tests.behaviour.programs import running
+from tests.parity.oracle import Oracle
+
+QUICK = ["population_norm", "count_sketch", "replay_buffer", "deepcluster"]
+OTHERS = ["object_detection", "deeplab", "wavenet", "tacotron", "alphazero", "ppo", "gpflow", "graph_nets"]
+SLOW = ["electra", "xlnet", "opennmt", "maddpg"]
+CONTRIB = ["contrib_tacotron"]  # tf.contrib is in TensorFlow 1 alone
+
+
+def _all() -> List[Any]:
+    slow = SLOW + (CONTRIB if tf.__version__.startswith("1.") else [])
+    return QUICK + OTHERS + [pytest.param(name, marks=pytest.mark.long) for name in slow]
+
+
+@pytest.mark.parametrize("name", _all())
+def test_two_devices(oracle: Oracle, name: str) -> None:
+    oracle.check((1, 2), running.run, name=name)
+
+
+@pytest.mark.parametrize("name", QUICK)
+def test_two_workers(oracle: Oracle, name: str) -> None:
+    oracle.check((2, 1), running.run, name=name)
+
+
+@pytest.mark.parametrize("name", QUICK)
+def test_with_zero(oracle: Oracle, name: str) -> None:
+    oracle.check((1, 2), running.run, oracle.plain(running.run, name=name), name=name, zero__level="v1")
