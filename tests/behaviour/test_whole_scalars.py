@@ -39,6 +39,7 @@ def _scalars(small: Small) -> Dict[str, tf.Tensor]:
         "perplexity": tf.exp(tf.reduce_mean(each)),
         "towers": tf.add_n([tf.reduce_mean(each[0::2]), tf.reduce_mean(each[1::2])]) / 2,
         "shown": tf.identity(tf.reduce_mean(each), "shown"),
+        "by another name": tf.identity(small.loss),
     }
 
 

@@ -13,6 +13,7 @@ from typing import List, Sequence
 import tensorflow.compat.v1 as tf
 
 from epl.ops.weighing import weighed
+from epl.parallel.replication.merge_outputs import merge
 from epl.parallel.replication.replica_rows import ReplicaRows
 from epl.parallel.replication.whole_scalars import WholeScalars
 from epl.parallel.replication.wholes import Values, Wholes
@@ -32,7 +33,11 @@ def run(rewrite: RewriteContext) -> None:
         wholes = _LocalWholes(rewrite, whole, prefixes)
         for node, at in whole.scalars:
             ops = [rewrite.operation(prefix + whole.view.nodes[node].name) for prefix in prefixes]
-            value = wholes.whole((node, at), [op.outputs[at] for op in ops])
+            values = [op.outputs[at] for op in ops]
+            if (node, at) in whole.averaged:
+                value = merge("mean", values, rewrite.weights)
+            else:
+                value = wholes.whole((node, at), values)
             rewrite.merged[ops[0].outputs[at].name] = Sibling(value, "")
 
 

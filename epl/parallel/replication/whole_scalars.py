@@ -14,19 +14,27 @@ from typing import AbstractSet, FrozenSet, NamedTuple, Set, Tuple
 import tensorflow.compat.v1 as tf
 
 from epl.ir import op_types
-from epl.ir.dataflow import data_descendants
+from epl.ir.dataflow import data_descendants, data_inputs
 from epl.ir.view import GraphView
 from epl.parallel.sharding.row_flow import Output, RowFlow
-from epl.parallel.sharding.row_lowering import RowLowering
+from epl.parallel.sharding.row_lowering import PASSES_ON, RowLowering
 from epl.utils import tf_compat
 
 
 class WholeScalars(NamedTuple):
-    """The scalars of all rows, and the program that gives them."""
+    """The scalars of all rows, and the program that gives them.
+
+    Attributes:
+      view: of the graph.
+      lowering: how their wholes are computed.
+      scalars: all of them.
+      averaged: those of them that are a merged mean, such as the loss, by another name: the mean over the replicas.
+    """
 
     view: GraphView
     lowering: RowLowering
     scalars: Tuple[Output, ...]
+    averaged: FrozenSet[Output] = frozenset()
 
 
 def scalars_of(tf_graph: tf.Graph, view: GraphView, nodes: AbstractSet[int]) -> Set[Output]:
@@ -46,8 +54,19 @@ def scalars_of(tf_graph: tf.Graph, view: GraphView, nodes: AbstractSet[int]) -> 
     return found
 
 
+def passed_on(view: GraphView, output: Output) -> Output:
+    """What an output is the value of: `train_op = tf.identity(loss)` is the loss."""
+    while view.types[output[0]] in PASSES_ON:
+        output = data_inputs(view, output[0])[0]
+    return output
+
+
 def choose(
-    view: GraphView, flow: RowFlow, lowering: RowLowering, scalars: AbstractSet[Output]
+    view: GraphView,
+    flow: RowFlow,
+    lowering: RowLowering,
+    scalars: AbstractSet[Output],
+    averaged: FrozenSet[Output] = frozenset(),
 ) -> Tuple[WholeScalars, FrozenSet[str]]:
     """Chooses among scalars.
 
@@ -56,6 +75,7 @@ def choose(
       flow: of the rows.
       lowering: of the nodes that the scalars are computed from.
       scalars: the candidates.
+      averaged: those of them that are a merged mean by another name.
 
     Returns:
       Those of all rows; the names of the others that depend on which rows a replica has.
@@ -65,11 +85,11 @@ def choose(
     for one in sorted(scalars):
         if flow.of(one).is_same and one[0] not in of_statistics:
             continue
-        if flow.of(one).has_data and _has_whole(lowering, one):
+        if one in averaged or (flow.of(one).has_data and _has_whole(lowering, one)):
             chosen.append(one)
         else:
             own.append(f"{view.nodes[one[0]].name}:{one[1]}")
-    return WholeScalars(view, lowering, tuple(chosen)), frozenset(own)
+    return WholeScalars(view, lowering, tuple(chosen), averaged.intersection(chosen)), frozenset(own)
 
 
 def _has_whole(lowering: RowLowering, output: Output) -> bool:

@@ -38,7 +38,7 @@ from epl.parallel.sharding.row_flow import COUNT, PARTIAL_SUM, ROWS, SAME, SAME_
 from epl.parallel.sharding.rules.registry import RULES
 from epl.utils import tf_compat
 
-_GIVES_INPUT = frozenset(["CheckNumerics", "EnsureShape", "Identity", "PreventGradient", "Snapshot", "StopGradient"])
+PASSES_ON = frozenset(["CheckNumerics", "EnsureShape", "Identity", "PreventGradient", "Snapshot", "StopGradient"])
 _EQUAL_ON_RANKS = frozenset(["EplAllGather", "EplAllReduce", "EplBroadcast"])  # of parts of weights (ZeRO)
 _SHAPE_INPUT = {"BroadcastTo": 1, "Reshape": 1}  # op types that take rows and a shape -> the input with the shape
 _READS = frozenset(["ReadVariableOp", "ResourceGather", "ResourceGatherNd"]) | op_types.STATE_QUERIES
@@ -260,7 +260,7 @@ class RowLowering:
             return [Flow(PARTIAL_SUM, -1, 0, has_data=True)] if self._is_proportional(taken[1]) else None
         if len(degrees) > 1 or any(flow.kind not in (SAME_KIND, PARTIAL_SUM) for flow in flows):
             return None
-        if op_type in _GIVES_INPUT:
+        if op_type in PASSES_ON:
             return [flows[0]]
         keeps_sums = op_type in _SCALES or all(flow.kind == PARTIAL_SUM for flow in flows)
         if op_type not in RULES or not (degrees == {0} or keeps_sums):
@@ -326,7 +326,7 @@ class RowLowering:
     def _on_rows(self, node: int, op_type: str, flows: Sequence[Flow]) -> Optional[List[Flow]]:
         """The forms of the outputs of an op on the replica's own rows, None if it has to have all rows."""
         kinds = {flow.kind for flow in flows} - {SAME_KIND}
-        if op_type in _GIVES_INPUT:
+        if op_type in PASSES_ON:
             return [flows[0]]
         draws = self._draws(node)
         if draws and op_type not in _DRAWS_BY_SHAPE:
