@@ -220,3 +220,23 @@ def test_devices_that_divide_a_batch_show_all_its_rows(oracle: Oracle) -> None:
     expected = oracle.plain(_divided).results
     (answer,) = oracle.plan((1, 2, 2), _divided)
     assert _differing(answer.results, expected) == {}
+
+
+def _second_step(ctx: Context) -> None:
+    """A scalar with a fed threshold, before and after a second training step is built."""
+    ctx.init()
+    small = Small()
+    threshold = tf.placeholder(tf.float32, [])
+    above = tf.reduce_mean(tf.cast(small.logits[:, 0] > threshold, tf.float32))
+    with tf.Session() as sess:
+        sess.run(tf.global_variables_initializer())
+        feed = {**small.feed(ctx, 0), threshold: 0.05}
+        ctx.record(above=sess.run([above, small.train_op], feed)[0])
+        second = tf.train.GradientDescentOptimizer(0.1).minimize(tf.reduce_mean(tf.square(small.logits)))
+        ctx.record(above=sess.run([above, second], feed)[0])
+
+
+def test_a_fed_scalar_is_of_all_rows_after_a_second_step_was_built(oracle: Oracle) -> None:
+    expected = oracle.plain(_second_step).results
+    (answer,) = oracle.plan((1, 2), _second_step)
+    assert _differing(answer.results, expected) == {}

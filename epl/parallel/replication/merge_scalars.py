@@ -27,7 +27,8 @@ def run(rewrite: RewriteContext) -> None:
     if found is None or found.scalars is None:
         return
     whole = found.scalars
-    rewrite.graph.keep(ReplicaRows, found._replace(scalars=None))
+    merged = found.merged.union(whole.view.nodes[node].name for node, _ in whole.scalars)
+    rewrite.graph.keep(ReplicaRows, found._replace(scalars=None, merged=merged))
     prefixes = [rewrite.prefix(replica) for replica in range(rewrite.local_replicas)]
     with rewrite.building("outputs"):
         wholes = _LocalWholes(rewrite, whole, prefixes)

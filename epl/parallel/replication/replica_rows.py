@@ -66,6 +66,7 @@ class ReplicaRows(NamedTuple):
       whole: the writes that are to take values of all rows; they are no findings.
       lowered: names of the writes that take them already.
       scalars: the scalars that are to be shown of the rows of all replicas of a process.
+      merged: names of the ops of those that are shown so already.
       of_rows: their names; also where a process has one replica.
       own: names of the scalars that are those of the rows of replica 0.
     """
@@ -74,6 +75,7 @@ class ReplicaRows(NamedTuple):
     whole: Optional[WholeWrites] = None
     lowered: FrozenSet[str] = frozenset()
     scalars: Optional[WholeScalars] = None
+    merged: FrozenSet[str] = frozenset()
     of_rows: FrozenSet[str] = frozenset()
     own: FrozenSet[str] = frozenset()
 
@@ -139,6 +141,7 @@ def find(
         whole,
         lowered,
         found.scalars,
+        found.merged,
         found.of_rows,
         found.own,
     )

@@ -61,10 +61,10 @@ def run(rewrite: RewriteContext) -> None:
 
 
 def _scalars(rewrite: RewriteContext) -> Set[str]:
-    """Names of the ops whose scalars are to be shown of all rows."""
-    found = rewrite.graph.state_of(ReplicaRows)
-    whole = None if found is None else found.scalars
-    return set() if whole is None else {whole.view.nodes[node].name for node, _ in whole.scalars}
+    """Names of the ops whose scalars are shown of all rows, from now on or since an earlier rewriting."""
+    found = rewrite.graph.state_of(ReplicaRows) or ReplicaRows()
+    whole = found.scalars
+    return set(found.merged) if whole is None else {whole.view.nodes[node].name for node, _ in whole.scalars}
 
 
 def _separate_reads(rewrite: RewriteContext, view: GraphView, all_writes: Sequence[int]) -> None:
