@@ -9,7 +9,7 @@ from tests.behaviour.programs import running
 from tests.parity.oracle import Oracle
 
 QUICK = ["population_norm", "count_sketch", "replay_buffer", "deepcluster"]
-OTHERS = ["object_detection", "deeplab", "wavenet", "tacotron", "alphazero", "ppo", "gpflow", "graph_nets"]
+OTHERS = ["object_detection", "deeplab", "stylegan", "wavenet", "tacotron", "alphazero", "ppo", "gpflow", "graph_nets"]
 SLOW = ["electra", "xlnet", "opennmt", "maddpg"]
 CONTRIB = ["contrib_tacotron"]  # tf.contrib is in TensorFlow 1 alone
 
