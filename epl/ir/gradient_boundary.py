@@ -142,12 +142,12 @@ def walk_up(
 
 def boundary_nodes(view: GraphView, calls: Iterable[Union[Training, GradientCall, ApplyCall]]) -> Set[int]:
     """The nodes of the identities of all boundaries."""
-    return {
-        view.index[tensor.op.name]
-        for call in calls
-        for _, gradient in call.boundaries
-        for tensor in tensors_of(gradient)
-    }
+    return identity_nodes(view, [boundary for call in calls for boundary in call.boundaries])
+
+
+def identity_nodes(view: GraphView, boundaries: Iterable[Boundary]) -> Set[int]:
+    """The nodes of the identities of boundaries."""
+    return {view.index[tensor.op.name] for _, gradient in boundaries for tensor in tensors_of(gradient)}
 
 
 def returned_gradients(graph: Graph) -> Dict[str, Boundary]:

@@ -243,7 +243,8 @@ def find_replica_rows(rewrite: RewriteContext, view: GraphView, state: str) -> N
     The view is not kept: features change ops before the first pass with a view, and do not say which.
     """
     try:
-        found = replica_rows.find(rewrite.graph, rewrite.plan, view, rewrite.global_variables, state)
+        aggregated = [boundary for group in rewrite.groups for boundary in group.boundaries]
+        found = replica_rows.find(rewrite.graph, rewrite.plan, view, rewrite.global_variables, aggregated, state)
         rewrite.graph.keep(ReplicaRows, found)
     except Exception as error:
         logger.warning(

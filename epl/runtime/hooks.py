@@ -337,6 +337,8 @@ def _partial_run_setup(original: Callable[..., Any], session: Any, *args: Any, *
 
 
 def _restore(original: Callable[..., None], saver_object: Any, session: Any, save_path: Any) -> None:
+    if isinstance(session, tf_compat.BaseSession) and save_path is None:
+        saver.refuse_no_path(session)
     if isinstance(session, tf_compat.BaseSession) and save_path is not None:
         runs.rewritten(session, _original_run)  # what is built late is in no comparison of graphs
         positions.restore(original, saver_object, session, save_path)

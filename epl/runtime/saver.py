@@ -14,7 +14,7 @@ from epl.runtime import positions
 from epl.runtime.saver_builder import MemoryEfficientBuilder as MemoryEfficientBuilder
 from epl.runtime.sharding_loader import ShardingLoader as ShardingLoader
 from epl.utils import tf_compat
-from epl.utils.errors import PlanError
+from epl.utils.errors import CheckpointError, PlanError
 
 
 def save(original: Callable[..., Any], saver: Any, sess: Any, *args: Any, **kwargs: Any) -> Optional[str]:
@@ -30,6 +30,20 @@ def save(original: Callable[..., Any], saver: Any, sess: Any, *args: Any, **kwar
     if path is not None:
         positions.save(saver, sess, path)
     return path
+
+
+def refuse_no_path(sess: tf.Session) -> None:
+    """Raises CheckpointError for `Saver.restore` of None where `Saver.save` returns None; else TensorFlow answers."""
+    graph = Graph.of(sess.graph)
+    cluster = Env.get().cluster
+    if graph is not None and graph.taskgraphs and cluster is not None and cluster.worker_index > 0:
+        raise CheckpointError(
+            "Saver.restore got None in worker {}: Saver.save writes in worker 0, and returns its path there alone. Let "
+            "the script make the path, `saver.save(sess, name)`, and restore `name` in all workers, at the earliest "
+            "after the training step that follows the save: only then is worker 0 sure to have written it.".format(
+                cluster.worker_index
+            )
+        )
 
 
 def _checkpoint(sess: tf.Session, path: str, step: Any) -> str:

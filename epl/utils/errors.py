@@ -92,6 +92,10 @@ class WorkerError(EplError, RuntimeError):
         self.worker = worker
 
 
+class CheckpointError(EplError, ValueError):
+    """A checkpoint cannot be restored as asked."""
+
+
 class FeedError(EplError, ValueError):
     """A fed value cannot be divided among the replicas."""
 

@@ -60,6 +60,21 @@ def baseline(small: Small) -> tf.Operation:
     return _train(loss, mean.assign_add(0.1 * (tf.reduce_mean(reward) - mean)))  # told
 
 
+def _lengths(small: Small) -> tf.Tensor:
+    """StyleGAN 2: how far each row moves what the model makes of it."""
+    (slopes,) = tf.gradients(tf.reduce_sum(tf.tanh(small.logits) * small.x[:, :CLASSES]), [small.hidden])
+    return tf.sqrt(tf.reduce_sum(tf.square(slopes), 1))
+
+
+def path_length(small: Small) -> tf.Operation:
+    """A moving mean of lengths, and their distance to it."""
+    lengths, mean = _lengths(small), _state("pl_mean")
+    old = mean.read_value()
+    with tf.control_dependencies([old]):
+        update = mean.assign(old + 0.1 * (tf.reduce_mean(lengths) - old))  # told
+    return _train(small.loss + tf.reduce_mean(tf.square(lengths - old)), update)
+
+
 def masked_mean(small: Small) -> tf.Operation:
     mask = tf.cast(small.y > 0, tf.float32)
     return _train(tf.reduce_sum(mask * tf.square(small.logits[:, 0])) / tf.reduce_sum(mask))  # told
@@ -155,6 +170,19 @@ def prototypes(small: Small) -> tf.Operation:
     return _train(tf.reduce_mean(tf.nn.sparse_softmax_cross_entropy_with_logits(labels=small.y, logits=-distance)))
 
 
+def path_length_to_own_mean(small: Small) -> tf.Operation:
+    """The distance to a mean that has the lengths of this step, and a gradient."""
+    lengths, mean = _lengths(small), _state("pl_mean")
+    new = mean + 0.1 * (tf.reduce_mean(lengths) - mean)
+    return _train(small.loss + tf.reduce_mean(tf.square(lengths - new)))  # told
+
+
+def norm_of_a_gradient(small: Small) -> tf.Operation:
+    """The gradient of a weight is the mean over rows, and each replica has that of its own."""
+    (slopes,) = tf.gradients(tf.reduce_mean(tf.square(small.logits)), tf.trainable_variables()[:1])
+    return _train(small.loss + tf.reduce_sum(tf.square(slopes)))  # told
+
+
 # ---- Scripts that are exact.
 
 
@@ -169,6 +197,13 @@ def of_weights(small: Small) -> tf.Operation:
 def mean_of_losses(small: Small) -> tf.Operation:
     weights = tf.add_n([tf.nn.l2_loss(one) for one in tf.trainable_variables()])
     return _train(tf.losses.sparse_softmax_cross_entropy(small.y, small.logits) + 0.01 * weights)
+
+
+def gradient_penalty(small: Small) -> tf.Operation:
+    """WGAN-GP and R1: the slopes of each row."""
+    (slopes,) = tf.gradients(tf.reduce_sum(small.logits), [small.x])
+    lengths = tf.sqrt(1e-6 + tf.reduce_sum(tf.square(slopes), 1))
+    return _train(small.loss + tf.reduce_mean(tf.square(lengths - 1)))
 
 
 def divided_by_rows(small: Small) -> tf.Operation:
@@ -207,13 +242,16 @@ def dilated(small: Small) -> tf.Operation:
 
 
 Model = Callable[[Small], tf.Operation]
-WRITES: List[Model] = [codebook, centers, memory_bank, baseline]  # told where each replica writes of its own rows
+# Told where each replica writes of its own rows.
+WRITES: List[Model] = [codebook, centers, memory_bank, baseline, path_length]
 TOLD: List[Model] = [
     *WRITES, masked_mean, all_pairs, batch_norm, fused_batch_norm, batch_moments,
     hardest_rows, sorted_rows, picked_rows, different_classes, class_means, root_of_a_mean,
-    triplet, nt_xent, barlow_twins, focal, prototypes,
+    triplet, nt_xent, barlow_twins, focal, prototypes, path_length_to_own_mean, norm_of_a_gradient,
 ]  # fmt: skip
-EXACT: List[Model] = [of_weights, mean_of_losses, divided_by_rows, own_words, recurrent, bags_of_words, dilated]
+EXACT: List[Model] = [
+    of_weights, mean_of_losses, gradient_penalty, divided_by_rows, own_words, recurrent, bags_of_words, dilated,
+]  # fmt: skip
 
 
 def _script(ctx: Context, name: str, state: str = "each") -> None:

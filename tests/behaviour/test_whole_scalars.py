@@ -23,6 +23,7 @@ def _scalars(small: Small) -> Dict[str, tf.Tensor]:
     each = tf.nn.sparse_softmax_cross_entropy_with_logits(labels=labels, logits=logits)
     hits = tf.reduce_sum(tf.cast(correct, tf.float32) * mask)
     precision, recall = hits / tf.reduce_sum(mask), hits / tf.reduce_sum(tf.cast(labels > 1, tf.float32))
+    (slopes,) = tf.gradients(tf.reduce_sum(tf.tanh(logits) * logits), [logits])
     scale = tf.get_variable("scale", initializer=0.5, trainable=False)
     return {
         "accuracy": tf.reduce_mean(tf.cast(correct, tf.float32)),
@@ -38,6 +39,7 @@ def _scalars(small: Small) -> Dict[str, tf.Tensor]:
         "deviation": tf.sqrt(tf.reduce_mean(tf.square(each - tf.reduce_mean(each)))),
         "perplexity": tf.exp(tf.reduce_mean(each)),
         "towers": tf.add_n([tf.reduce_mean(each[0::2]), tf.reduce_mean(each[1::2])]) / 2,
+        "slopes": tf.reduce_mean(tf.norm(slopes, axis=1)),
         "shown": tf.identity(tf.reduce_mean(each), "shown"),
         "by another name": tf.identity(small.loss),
     }

@@ -16,7 +16,8 @@ import tensorflow.compat.v1 as tf
 
 from epl.ir import op_types
 from epl.ir.dataflow import batch_nodes, data_descendants, data_inputs, has_open_rows
-from epl.ir.gradient_boundary import boundary_nodes
+from epl.ir.gradient import Boundary
+from epl.ir.gradient_boundary import boundary_nodes, identity_nodes
 from epl.ir.graph import Graph
 from epl.ir.inserted_ops import THE_USER
 from epl.ir.taskgraph import PHASE_ATTR
@@ -81,7 +82,12 @@ class ReplicaRows(NamedTuple):
 
 
 def find(
-    graph: Graph, plan: Plan, view: GraphView, global_variables: AbstractSet[str], state: str = "each"
+    graph: Graph,
+    plan: Plan,
+    view: GraphView,
+    global_variables: AbstractSet[str],
+    aggregated: Sequence[Boundary],
+    state: str = "each",
 ) -> ReplicaRows:
     """Finds what depends on the rows that a replica has; nothing in a plan with one replica.
 
@@ -90,6 +96,7 @@ def find(
       plan: its plan.
       view: of its graph.
       global_variables: names of the ops of the variables that a checkpoint has.
+      aggregated: the boundaries of the gradients that the plan makes equal on all replicas.
       state: "all" if writes are to take values of all rows, where they can; "each".
     """
     if world_size(plan) == 1:
@@ -99,7 +106,8 @@ def find(
     written = _written_values(graph.tf_graph, view, global_variables, gradients)
     objective = {view.index[y.op.name] for call in calls for y in call.ys}
     statistics = _statistics_of_all(plan, view)
-    before_loss = _needed(view, objective, gradients, set(), statistics)
+    # A loss may take gradients of another: those of each replica, if no optimizer gets them.
+    before_loss = _needed(view, objective, identity_nodes(view, aggregated), set(), statistics)
     written_values = {node for _, values in written.values() for node, _ in values}
     nodes = _needed(view, written_values, gradients, before_loss, statistics)
     sources = {**sources_of(graph, view, nodes), **statistics}
@@ -254,7 +262,7 @@ def _needed(
     stack = list(roots)
     while stack:
         node = stack.pop()
-        if node not in found and node not in gradients and not _is_of_gradients(view, node):
+        if node not in found and node not in gradients:
             found.add(node)
             if view.types[node] not in op_types.VARIABLES and (node, 0) not in statistics:
                 stack += [one for name, one in zip(view.nodes[node].input, view.producers[node]) if name[0] != "^"]

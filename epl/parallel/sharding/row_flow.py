@@ -44,6 +44,7 @@ _MOVES = frozenset(one for one, found in RULES.items() if found.__module__ in (r
 # Ops that pick rows by number, or group them.
 _LOOKUPS = frozenset(one for one, found in RULES.items() if found.__module__ == lookup.__name__) - {"OneHot"}
 _BATCH_NORMS = frozenset(["FusedBatchNorm", "FusedBatchNormV2", "FusedBatchNormV3"])
+_BROADCASTS = "BroadcastGradientArgs"  # the dimensions that the gradients of two broadcast shapes are summed over
 _FOLLOWED = op_types.CONTROL_FLOW - op_types.MERGES - {"LoopCond"}
 
 
@@ -197,7 +198,7 @@ class RowFlow:
             return [self._size(op_type, taken[at], inputs[at]) for at in range(count)]
         kinds = {flow.kind for flow in inputs} - {SAME_KIND}
         if kinds == {COUNT}:
-            return self._counted(node, op_type, taken, inputs)
+            return [SAME] * count if op_type == _BROADCASTS else self._counted(node, op_type, taken, inputs)
         if kinds <= {COUNT, _OWN}:
             return [OWN] * count
         if kinds <= {COUNT, _OWN, _UNKNOWN}:
@@ -360,6 +361,8 @@ class RowFlow:
 
     def _constant(self, output: Output) -> Optional[np.ndarray]:
         """The value of a small integer, or of a text, that is known when the graph is built."""
+        if self._view.types[output[0]] == _BROADCASTS:
+            return self._summed_dims(output)
         shape, dtype = self._shape(output)
         base, elements = dtype.base_dtype, tf.TensorShape(shape).num_elements()
         if elements is None or elements > _CONSTANT_ELEMENTS or not (base.is_integer or base == tf.string):
@@ -369,6 +372,33 @@ class RowFlow:
             return tf.make_ndarray(of_node.attr["value"].tensor)
         return None if base == tf.string else tf.get_static_value(self._operation(output[0]).outputs[output[1]])
 
+    def _summed_dims(self, output: Output) -> Optional[np.ndarray]:
+        """What BroadcastGradientArgs gives for two shapes; None if it is not known.
+
+        It gives the dimensions in which a shape has size 1 or is too short. Dimensions of rows are equally long.
+        """
+        shapes = [self._sizes(one) for one in data_inputs(self._view, output[0])]
+        known = [sizes for sizes in shapes if sizes is not None]
+        if len(known) < len(shapes):
+            return None
+        ones: List[Optional[int]] = [1] * max(map(len, known))
+        padded = [ones[len(sizes) :] + sizes for sizes in known]
+        own, other = padded if output[1] == 0 else padded[::-1]
+        if any(size in (None, _OF_ROWS) and against not in (1, size or 1) for size, against in zip(own, other)):
+            return None  # the open size may be 1, or not
+        return np.array([dim for dim, size in enumerate(own) if size == 1], np.int32)
+
+    def _sizes(self, output: Output) -> Optional[List[Optional[int]]]:
+        """The sizes that a tensor with a shape has; None for an open one, _OF_ROWS for the number of rows."""
+        if self._view.types[output[0]] != "Shape":
+            constant = self._constant(output)
+            return None if constant is None else constant.tolist()
+        shape, _ = self._shape(data_inputs(self._view, output[0])[0])
+        flow = self.of(output)
+        if shape is None:
+            return None
+        return [_OF_ROWS if flow.kind == COUNT and dim == flow.dim else size for dim, size in enumerate(shape)]
+
     def _attributes(self, node: int) -> Dict[str, object]:
         of_node = self._view.nodes[node]
         if of_node.serialized_attrs not in self._attrs:
@@ -377,6 +407,7 @@ class RowFlow:
         return self._attrs[of_node.serialized_attrs]
 
 
+_OF_ROWS = -1
 _TRIAL = 1031  # rows, a prime that is no size of a model
 
 
@@ -542,7 +573,7 @@ def _without_choice(
 ) -> Tuple[str, Tuple[Flow, ...]]:
     """`_match`, for an op whose rule has no choice for such inputs: it mixes rows, if all is known about it."""
     unknown = (_unknown(inputs)._replace(has_data=has_data),) * len(op.outputs)
-    reshaped = _reshaped(op, inputs[0]) if op.type == "Reshape" else None
+    reshaped = _reshaped(op, *inputs) if op.type == "Reshape" else None
     if reshaped is not None:
         return "", (inputs[0]._replace(dim=reshaped),)
     if op.type in _MOVES or not has_data or not any(dtype.is_floating or dtype.is_complex for dtype in dtypes):
@@ -564,9 +595,11 @@ def _without_choice(
     return _in_words(op.type, inputs, not_linear), flows
 
 
-def _reshaped(op: OpInfo, flow: Flow) -> Optional[int]:
+def _reshaped(op: OpInfo, flow: Flow, sizes: Flow) -> Optional[int]:
     """The dimension of the rows after a reshape, if they are in the outermost dimension; None if it is not known."""
     before, after = op.inputs[0].shape, op.outputs[0].shape
+    if flow.kind == ROWS and sizes.kind == COUNT and flow.dim == sizes.dim == 0:
+        return 0
     if flow.kind != ROWS or before is None or after is None or any(size != 1 for size in before[: flow.dim]):
         return None
     outer = next((dim for dim, size in enumerate(after) if size != 1), None)

@@ -17,12 +17,6 @@ linear in it, and random numbers stay those of each replica:
     rows --> square --> mean --> + 0.1 * norm of weights --> loss        no collective: the gradients are averaged
     rows --> loss of each --> sum --> / number of rows --> loss          none either
 
-Where the replicas are averaged in the end, as those of a loss are (`averages`), a mean over rows stays partial in what
-is linear in it, and random numbers stay those of each replica:
-
-    rows --> square --> mean --> + 0.1 * norm of weights --> loss        no collective: the gradients are averaged
-    rows --> loss of each --> sum --> / number of rows --> loss          none either
-
 This module decides and changes nothing; `epl/parallel/replication/wholes.py` builds the ops.
 """
 
@@ -348,7 +342,7 @@ class RowLowering:
     def _is_form(self, op_type: str, flow: Flow, kinds: AbstractSet[str]) -> bool:
         """Whether what the rules say of an output is sure enough to compute with it."""
         if flow.kind == ROWS:
-            made_of_counts = kinds == {COUNT} and op_type not in _DRAWS_BY_SHAPE | {"Fill"}
+            made_of_counts = kinds == {COUNT} and op_type not in _DRAWS_BY_SHAPE | {"Fill", "Tile"}
             return not (flow.counts or flow.is_picked or made_of_counts)
         return flow.kind in (SAME_KIND, COUNT) or (flow.kind == PARTIAL_SUM and ROWS in kinds)
 

@@ -102,6 +102,71 @@ def deeplab(ctx: Context) -> None:
     train(ctx, loss, train_op, {images: numbers(ROWS, 8, 8, 3), labels: integers(3, ROWS, 8, 8)})
 
 
+@program
+def stylegan(ctx: Context) -> None:
+    """Slopes of both models in every second step, a moving mean of path lengths, averages of weights, spectral norm.
+
+    All is in float64: Adam divides by small second moments.
+    """
+    latents = tf.placeholder(tf.float64, [None, 4], "latents")
+    reals = tf.placeholder(tf.float64, [None, 5], "reals")
+    noise = tf.placeholder(tf.float64, [None, 5], "noise")
+    vector = tf.get_variable("D/u", initializer=np.ones([1, 6]), trainable=False, use_resource=True)
+    length = tf.get_variable("pl_mean", initializer=np.float64(0), trainable=False, use_resource=True)
+    iterated = []
+
+    def discriminate(x: tf.Tensor) -> tf.Tensor:
+        with tf.variable_scope("D", reuse=tf.AUTO_REUSE):
+            kernel = weights("kernel", 5, 6, dtype=tf.float64)
+            left = tf.stop_gradient(tf.nn.l2_normalize(tf.matmul(vector, kernel, transpose_b=True)))
+            right = tf.stop_gradient(tf.nn.l2_normalize(tf.matmul(left, kernel)))
+            iterated.append(right)
+            norm = tf.reduce_sum(tf.matmul(left, kernel) * right)
+            return dense(tf.nn.leaky_relu(tf.matmul(x, kernel / norm)), 1, "scores")
+
+    with tf.variable_scope("G"):
+        mapped = dense(latents, 6, "map", tf.nn.leaky_relu)
+        fakes = dense(mapped, 5, "synthesis", tf.tanh)
+    of_reals, of_fakes = discriminate(reals), discriminate(fakes)
+    losses = {
+        "D": tf.reduce_mean(tf.nn.softplus(of_fakes)) + tf.reduce_mean(tf.nn.softplus(-of_reals)),
+        "G": tf.reduce_mean(tf.nn.softplus(-of_fakes)),
+    }
+    (slopes,) = tf.gradients(tf.reduce_sum(of_reals), [reals])
+    (moves,) = tf.gradients(tf.reduce_sum(fakes * noise), [mapped])
+    lengths = tf.sqrt(tf.reduce_sum(tf.square(moves), 1))
+    before, shown = length.read_value(), tf.reduce_mean(lengths)
+    regularizers = {
+        "D": 5 * tf.reduce_mean(tf.reduce_sum(tf.square(slopes), 1)),
+        "G": tf.reduce_mean(tf.square(lengths - before)),
+    }
+    steps = {}
+    for scope in ("D", "G"):
+        optimizer = tf.train.AdamOptimizer(0.01, 0.0, 0.99, 1e-3, name="Adam_" + scope)
+        variables = tf.trainable_variables(scope + "/")
+        steps[scope] = [optimizer.minimize(one[scope], var_list=variables) for one in (losses, regularizers)]
+    average = tf.train.ExponentialMovingAverage(0.9)
+    with tf.control_dependencies([steps["D"][0]]):
+        iterate = vector.assign(iterated[0])
+    with tf.control_dependencies([steps["G"][0]]):
+        follow = average.apply(tf.trainable_variables("G/"))
+    with tf.control_dependencies([steps["G"][1]]):
+        lengthen = length.assign(before + 0.1 * (shown - before))
+    rows = {latents: numbers(ROWS, 4), reals: numbers(ROWS, 5, seed=1), noise: numbers(ROWS, 5, seed=2)}
+    with tf.Session() as sess:
+        sess.run(tf.global_variables_initializer())
+        for step, feed in enumerate(feeds(ctx, rows)):
+            ctx.record(loss=sess.run([losses["D"], iterate], feed)[0])
+            if step % 2 == 0:
+                ctx.record(loss=sess.run([regularizers["D"], steps["D"][1]], feed)[0])
+            ctx.record(loss=sess.run([losses["G"], follow], feed)[0])
+            if step % 2 == 0:
+                shown_loss, shown_length, _ = sess.run([regularizers["G"], shown, lengthen], feed)
+                ctx.record(loss=shown_loss)
+                ctx.record(loss=shown_length)
+        ctx.record_variables(sess)
+
+
 def _wave(x: tf.Tensor, dilation: int, name: str) -> tf.Tensor:
     """A causal convolution of two steps, of every `dilation`-th sample: samples are folded into the batch."""
     filters = weights(name, 2, int(x.shape[-1]), 4)

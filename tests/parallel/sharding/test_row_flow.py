@@ -26,6 +26,14 @@ def _follow(build: Callable[[tf.Tensor], tf.Tensor]) -> Dict[str, Any]:
     return {"kind": flow.kind, "degree": flow.degree, "dim": flow.dim, "mixing": mixing}
 
 
+def _weights(x: tf.Tensor) -> tf.Tensor:
+    """A tensor of the graph that holds no rows."""
+    try:
+        return x.graph.get_tensor_by_name("weights:0")
+    except KeyError:
+        return tf.placeholder(tf.float32, [4], "weights")
+
+
 def _number_of(x: tf.Tensor) -> tf.Tensor:
     return tf.cast(tf.shape(x)[0], tf.float32)
 
@@ -46,6 +54,8 @@ def _number_of(x: tf.Tensor) -> tf.Tensor:
         (lambda x: tf.reduce_sum(tf.ones_like(x)), "count", -1, 1),
         (lambda x: tf.shape(x)[1] * 2, "same", -1, 0),
         (lambda x: tf.ones([3]), "same", -1, 0),
+        (lambda x: tf.gradients(tf.reduce_sum(tf.sin(x) * x * 2), [x])[0], "rows", 0, 0),
+        (lambda x: tf.gradients(tf.reduce_sum(x * _weights(x)), [_weights(x)])[0], "partial", -1, 1),
     ],
 )
 def test_what_is_exact_mixes_nothing(build: Any, kind: str, dim: int, degree: int) -> None:
