@@ -82,6 +82,7 @@ class Flow(NamedTuple):
 SAME = Flow(SAME_KIND)
 _NUMBERS = Flow(SAME_KIND, counts=True)  # which may number the rows of one replica
 OWN = Flow(_OWN, degree=None, has_data=True)
+STATISTIC = Flow(_OWN, has_data=True)  # a number of a replica with which it computes its rows, as batch norm does
 UNKNOWN = Flow(_UNKNOWN, degree=None, has_data=True)
 _UNKNOWN_SIZE = Flow(_UNKNOWN, degree=None)
 
@@ -120,7 +121,7 @@ class RowFlow:
           sources: where rows begin.
           opaque: nodes whose results are unknown if rows reach them, and that mix nothing.
           own_means: nodes that take means over rows, as batch norm does, as numbers of the replica, and so give its
-            rows again.
+            rows again; those of them from which no rows are computed take none.
         """
         self._tf_graph = tf_graph
         self._view = view
@@ -135,11 +136,12 @@ class RowFlow:
         self.mixing: Dict[int, str] = {}
         self.kept: Dict[Output, Flow] = {}
         ordered = in_order(view, nodes)
-        loops = any(view.types[node] in op_types.NEXT_ITERATIONS for node in ordered)
-        for _ in range(2 if loops else 1):  # what a loop gives back is known after the first time
-            self.mixing = {}
-            for node in ordered:
-                self._follow(node)
+        self._follow_all(ordered)
+        if self.kept:
+            of_rows = {node for (node, _), flow in self.flows.items() if flow.kind == ROWS and node in own_means}
+            self._own_means = own_means & view.ancestors(of_rows)
+            if any(node not in self._own_means for node, _ in self.kept):
+                self._follow_all(ordered)
 
     def of(self, output: Output) -> Flow:
         """The flow of an output of a node."""
@@ -153,6 +155,14 @@ class RowFlow:
         if known is not None:
             self.mixing[node] = known
         return mixes, found
+
+    def _follow_all(self, ordered: Sequence[int]) -> None:
+        loops = any(self._view.types[node] in op_types.NEXT_ITERATIONS for node in ordered)
+        self._followed, self.flows, self.kept = set(), {}, {}
+        for _ in range(2 if loops else 1):  # what a loop gives back is known after the first time
+            self.mixing = {}
+            for node in ordered:
+                self._follow(node)
 
     def _follow(self, node: int) -> None:
         view = self._view
@@ -173,7 +183,10 @@ class RowFlow:
             return
         results = self._results(node, op_type, taken, inputs)
         if node in self._own_means and node in self.mixing and _takes_means(op_type, inputs):
-            results = [rows(one.dim) if one.kind == ROWS else SAME for one in results]
+            results = [rows(one.dim) if one.kind == ROWS else STATISTIC for one in results]
+            self.kept.update(((node, at), one) for at, one in enumerate(results))
+        elif node in self._own_means and STATISTIC in inputs and all(one.kind == _OWN for one in results):
+            results = [STATISTIC] * len(results)
             self.kept.update(((node, at), one) for at, one in enumerate(results))
         self._set(node, results)
 
@@ -199,7 +212,7 @@ class RowFlow:
         if kinds == {COUNT}:
             return self._counted(node, op_type, taken, inputs)
         if kinds <= {COUNT, _OWN}:
-            return [OWN] * count
+            return [STATISTIC if STATISTIC in inputs and kinds == {_OWN} and OWN not in inputs else OWN] * count
         if kinds <= {COUNT, _OWN, _UNKNOWN}:
             return [_unknown(inputs)] * count
         if op_type not in RULES:

@@ -5,20 +5,14 @@
     rows --> features --> concat with a bank --> write
     rows --> features --> ALL-GATHER --> concat with a bank --> write
 
-A value has a form on each replica: it is *same* on all, the replica's *rows*, a *partial* sum or mean over rows, or a
-*count* of rows. Its *whole* is the value of one device: a partial is all-reduced, rows are gathered in the order of the
-replicas. An op that a sharding rule can compute on rows keeps them; any other takes wholes, and gives the same value on
-all replicas. What has neither form is unknown, with the reason: control flow, Python functions, sizes that the graph
-does not say, rows whose number is built into the graph.
+A value has a form on each replica: it is *same* on all, the replica's *rows*, a *partial* sum or mean over rows, a
+*count* of rows, or a *statistic* of the replica, which has no whole. Its *whole* is the value of one device: a partial
+is all-reduced, rows are gathered in the order of the replicas. An op that a sharding rule can compute on rows keeps
+them; any other takes wholes, and gives the same value on all replicas. What has neither form is unknown, with the
+reason: control flow, Python functions, sizes that the graph does not say, rows whose number is built into the graph.
 
 Where replicas are averaged in the end, as those of a loss are (`averages`), a mean over rows stays partial in what is
 linear in it, and random numbers stay those of each replica:
-
-    rows --> square --> mean --> + 0.1 * norm of weights --> loss        no collective: the gradients are averaged
-    rows --> loss of each --> sum --> / number of rows --> loss          none either
-
-Where the replicas are averaged in the end, as those of a loss are (`averages`), a mean over rows stays partial in what
-is linear in it, and random numbers stay those of each replica:
 
     rows --> square --> mean --> + 0.1 * norm of weights --> loss        no collective: the gradients are averaged
     rows --> loss of each --> sum --> / number of rows --> loss          none either
@@ -34,7 +28,18 @@ from epl.ir import op_types
 from epl.ir.dataflow import data_inputs
 from epl.ir.view import GraphView, functions_of
 from epl.parallel.sharding.forward_shapes import ASKS_SHAPE
-from epl.parallel.sharding.row_flow import COUNT, PARTIAL_SUM, ROWS, SAME, SAME_KIND, Flow, Output, RowFlow, in_order
+from epl.parallel.sharding.row_flow import (
+    COUNT,
+    PARTIAL_SUM,
+    ROWS,
+    SAME,
+    SAME_KIND,
+    STATISTIC,
+    Flow,
+    Output,
+    RowFlow,
+    in_order,
+)
 from epl.parallel.sharding.rules.registry import RULES
 from epl.utils import tf_compat
 
@@ -143,6 +148,8 @@ class RowLowering:
         tensor = operation.outputs[output[1]]
         if flow.is_same:
             return ""
+        if flow == STATISTIC:
+            return "each replica computes its rows with its own value"
         if tf_compat.control_flow_context_of(operation) is not None:
             return "it is in a branch or a loop"
         if flow.kind == COUNT:
@@ -193,7 +200,7 @@ class RowLowering:
 
     def _source(self, node: int, outputs: int) -> Lowered:
         flows = [self._sources.get((node, at), SAME) for at in range(outputs)]
-        if all(flow.kind in (ROWS, SAME_KIND) for flow in flows):
+        if all(flow.kind in (ROWS, SAME_KIND) or flow == STATISTIC for flow in flows):
             return Lowered(tuple(flow._replace(counts=False) for flow in flows))
         return Lowered(unknown="it is data without rows that the graph tells")
 
@@ -236,7 +243,7 @@ class RowLowering:
                 return self._made(node, results, [Taken(one, False) for one in taken], flows)
         keeps_rows = not any(one in self.mixed_sizes for one in taken)
         for kept in ({ROWS, COUNT}, {ROWS}):
-            wholes = [flow.kind not in kept and not flow.is_same for flow in flows]
+            wholes = [flow.kind not in kept and not flow.is_same and flow != STATISTIC for flow in flows]
             if keeps_rows and not any(whole and self.no_whole(one) for one, whole in zip(taken, wholes)):
                 forms = [SAME if whole else flow for flow, whole in zip(flows, wholes)]
                 results = self._on_rows(node, op_type, forms)
@@ -350,7 +357,7 @@ class RowLowering:
         if flow.kind == ROWS:
             made_of_counts = kinds == {COUNT} and op_type not in _DRAWS_BY_SHAPE | {"Fill"}
             return not (flow.counts or flow.is_picked or made_of_counts)
-        return flow.kind in (SAME_KIND, COUNT) or (flow.kind == PARTIAL_SUM and ROWS in kinds)
+        return flow.kind in (SAME_KIND, COUNT) or flow == STATISTIC or (flow.kind == PARTIAL_SUM and ROWS in kinds)
 
     def _weighs_alike(self, node: int, flows: Sequence[Flow], results: Sequence[Flow]) -> bool:
         """Whether a mean over rows weighs a replica by its rows: all rows are of one size."""
