@@ -39,6 +39,8 @@ def _scalars(small: Small) -> Dict[str, tf.Tensor]:
         "perplexity": tf.exp(tf.reduce_mean(each)),
         "towers": tf.add_n([tf.reduce_mean(each[0::2]), tf.reduce_mean(each[1::2])]) / 2,
         "shown": tf.identity(tf.reduce_mean(each), "shown"),
+        "by the last size": tf.reduce_sum(each) / tf.cast(tf.shape(each)[-1], tf.float32),
+        "by sizes": tf.reduce_sum(logits) / tf.cast(tf.reduce_prod(tf.shape(logits)[:-1]), tf.float32),
         "by another name": tf.identity(small.loss),
     }
 

@@ -44,6 +44,12 @@ _MOVES = frozenset(one for one, found in RULES.items() if found.__module__ in (r
 # Ops that pick rows by number, or group them.
 _LOOKUPS = frozenset(one for one, found in RULES.items() if found.__module__ == lookup.__name__) - {"OneHot"}
 _BATCH_NORMS = frozenset(["FusedBatchNorm", "FusedBatchNormV2", "FusedBatchNormV3"])
+# Ops that pick numbers of a vector, or multiply them: the input that is the vector.
+_SHAPE_AT = {
+    "Split": 1,
+    **dict.fromkeys(["Cast", "Gather", "GatherV2", "Prod", "Slice", "SplitV", "StridedSlice", "Unpack"], 0),
+}
+_SLICE_MASKS = ("begin_mask", "ellipsis_mask", "end_mask", "new_axis_mask", "shrink_axis_mask")
 _FOLLOWED = op_types.CONTROL_FLOW - op_types.MERGES - {"LoopCond"}
 
 
@@ -236,23 +242,47 @@ class RowFlow:
 
     def _counted(self, node: int, op_type: str, taken: Sequence[Output], inputs: Sequence[Flow]) -> List[Flow]:
         """The flows of what is computed from sizes of the batch and from what is equal on all replicas."""
-        if op_type == "StridedSlice" and inputs[0].dim >= 0:
-            at = constant_ints(self._info(taken[1]))
-            attrs = self._attributes(node)
-            if at is not None and len(at) == 1 and int(attrs.get("shrink_axis_mask", 0)) & 1:  # type: ignore[call-overload]
-                return [inputs[0]._replace(dim=-1) if at[0] == inputs[0].dim else SAME]
+        if any(flow.dim >= 0 for flow in inputs):
+            picked = self._picked_sizes(node, op_type, taken, inputs)
+            if picked is not None:
+                return picked
+        degree = None if any(flow.dim >= 0 for flow in inputs) else _degree(op_type, inputs)
         found = []
         for output in range(self._outputs(node)):
             shape, dtype = self._shape((node, output))
             open_dims = [dim for dim, size in enumerate(shape or ()) if size is None]
             if shape is not None and not open_dims:
-                found.append(Flow(COUNT, -1, _degree(op_type, inputs)))
+                found.append(Flow(COUNT, -1, degree))
             elif len(open_dims) == 1:
                 counts = op_type in COUNTS or (dtype.is_integer and any(one.counts for one in inputs))
                 found.append(Flow(ROWS, open_dims[0], counts=counts))
             else:
                 found.append(_UNKNOWN_SIZE._replace(counts=op_type in COUNTS))
         return found
+
+    def _picked_sizes(
+        self, node: int, op_type: str, taken: Sequence[Output], inputs: Sequence[Flow]
+    ) -> Optional[List[Flow]]:
+        """The flows of sizes that an op picks from a shape, or multiplies; None if that is not known."""
+        at = _SHAPE_AT.get(op_type)
+        sizes = None if at is None or inputs[at].dim < 0 else self._shape(taken[at])[0]
+        if at is None or sizes is None or len(sizes) != 1 or sizes[0] is None:
+            return None
+        others = [constant_ints(self._info(one)) for place, one in enumerate(taken) if place != at]
+        outputs = self._outputs(node)
+        if any(one is None for one in others):
+            return None
+        if op_type == "Prod":
+            return [inputs[at]._replace(dim=-1)] if others and others[0] and self._shape((node, 0))[0] == () else None
+        numbers = [one for one in others if one is not None]
+        picked = _picked(op_type, self._attributes(node), list(range(sizes[0])), numbers, outputs)
+        if picked is None:
+            return None
+        dim = inputs[at].dim
+        return [
+            SAME if dim not in one else inputs[at]._replace(dim=one.index(dim) if self._shape((node, place))[0] else -1)
+            for place, one in enumerate(picked)
+        ]
 
     # ---- Ops on rows.
 
@@ -415,6 +445,33 @@ def in_order(view: GraphView, nodes: AbstractSet[int]) -> List[int]:
             else:
                 stack += before
     return ordered
+
+
+def _picked(
+    op_type: str, attrs: Dict[str, object], places: List[int], numbers: Sequence[List[int]], outputs: int
+) -> Optional[List[List[int]]]:
+    """By output of an op, the places of the elements of a vector that it picks by such numbers; None if not known."""
+    if op_type == "Cast":
+        return [places]
+    if op_type == "Unpack":
+        return [[place] for place in places]
+    if op_type in ("Gather", "GatherV2"):
+        return None if any(place not in places for place in numbers[0]) else [numbers[0]]
+    if op_type == "Slice":
+        (begin,), (size,) = numbers
+        return [places[begin:] if size < 0 else places[begin : begin + size]]
+    if op_type in ("Split", "SplitV"):
+        sizes = [len(places) // outputs] * outputs if op_type == "Split" else numbers[0]
+        sizes = [len(places) - sum(sizes) - 1 if size < 0 else size for size in sizes]
+        ends = np.cumsum(sizes)
+        return [places[end - size : end] for end, size in zip(ends, sizes)]
+    masks = {name: int(attrs.get(name, 0)) for name in _SLICE_MASKS}  # type: ignore[call-overload]
+    if len(numbers[0]) != 1 or masks["ellipsis_mask"] or masks["new_axis_mask"]:
+        return None
+    (begin,), (end,), (stride,) = numbers
+    if masks["shrink_axis_mask"]:
+        return [[places[begin]]] if -len(places) <= begin < len(places) else None
+    return [places[None if masks["begin_mask"] else begin : None if masks["end_mask"] else end : stride]]
 
 
 def _joined(inputs: Sequence[Flow]) -> Flow:

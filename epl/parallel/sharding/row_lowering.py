@@ -286,8 +286,8 @@ class RowLowering:
             sizes = self._operation(taken[0][0]).outputs[taken[0][1]].shape
             others = [size for dim, size in enumerate(sizes.as_list() if sizes.ndims else []) if dim != flows[0].dim]
             return bool(sizes.ndims) and flows[0].kind == ROWS and None not in others
-        if op_type == "StridedSlice":
-            return self._view.types[taken[0][0]] == "Shape"
+        if op_type in ("GatherV2", "StridedSlice", "Unpack"):
+            return flows[0].kind == COUNT and flows[0].dim >= 0 and self._is_one_size(output)
         if op_type == "Sum":
             return flows[0].kind == ROWS and not flows[0].has_data and not flows[0].counts and flows[1].is_same
         if op_type in ("Cast", "Identity", "Mul"):
@@ -295,6 +295,10 @@ class RowLowering:
             others_are_same = all(flow.is_same for flow in flows if flow.kind != COUNT)
             return len(counts) == 1 and others_are_same and self._is_proportional(counts[0])
         return False
+
+    def _is_one_size(self, output: Output) -> bool:
+        """Whether an output is known to be the number of rows of a shape, and no other size."""
+        return self._operation(output[0]).outputs[output[1]].shape.ndims == 0 and self._flow.of(output).degree == 1
 
     def _of_wholes(self, node: int, taken: Sequence[Output], flows: Sequence[Flow], outputs: int) -> Lowered:
         """The op on wholes: every replica computes what one device does."""
