@@ -583,9 +583,11 @@ def _flows(
         return "divides by the number of the rows that it picks", (OWN,) * len(choice.outputs)
     is_static = any(info.batch is not None and info.shape and info.shape[info.batch] for info in op.inputs)
     found = []
-    for placement, dtype in zip(choice.outputs, dtypes):
+    for placement, dtype, info in zip(choice.outputs, dtypes, op.outputs):
         degree = _degree(op.type, inputs)
-        if placement.is_shard:
+        if placement.is_shard and op.type == "Reshape" and not is_static and info.shape and info.shape[placement.dim]:
+            found.append(UNKNOWN._replace(has_data=has_data))  # [None, K] -> [K, None]: each part has rows of all
+        elif placement.is_shard:
             counts = dtype.is_integer and any(flow.counts for flow in inputs)
             found.append(Flow(ROWS, placement.dim, degree, has_data, counts, is_picked))
         elif placement == PARTIAL:

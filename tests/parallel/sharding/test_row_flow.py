@@ -125,6 +125,11 @@ def test_sums_over_rows_are_one_value_for_each_column() -> None:
     assert (covariance["kind"], covariance["degree"], covariance["mixing"]) == ("partial", 1, [])
 
 
+@pytest.mark.parametrize("shape", [[4, -1], [2, -1, 4], [4, -1, 1]])
+def test_rows_of_unknown_number_are_in_no_dimension_of_known_size(shape: List[int]) -> None:
+    assert _follow(lambda x: tf.reshape(x, shape))["kind"] == "unknown"
+
+
 def test_a_loop_hides_what_it_does_and_mixes_nothing() -> None:
     found = _follow(lambda x: tf.while_loop(lambda i, _: i < 3, lambda i, v: (i + 1, v * 2), [0, x])[1])
     assert found["kind"] in ("rows", "unknown") and found["mixing"] == []
