@@ -21,6 +21,8 @@ from epl.parallel.sharding.row_flow import Output, RowFlow
 from epl.parallel.sharding.row_lowering import PASSES_ON, RowLowering
 from epl.utils import tf_compat
 
+_RESULTS = op_types.MERGES | op_types.EXITS  # of branches and loops
+
 
 class WholeScalars(NamedTuple):
     """The scalars of all rows, and the program that gives them.
@@ -39,10 +41,10 @@ class WholeScalars(NamedTuple):
 
 
 def scalars_of(tf_graph: tf.Graph, view: GraphView, nodes: AbstractSet[int]) -> Set[Output]:
-    """The numbers that nodes give, outside of branches and loops."""
+    """The numbers that nodes give, outside of branches and loops, and the results of these."""
     found: Set[Output] = set()
     for node in nodes:
-        if view.types[node] in op_types.VARIABLES | op_types.WRITES | op_types.CONTROL_FLOW:
+        if view.types[node] in op_types.VARIABLES | op_types.WRITES | (op_types.CONTROL_FLOW - _RESULTS):
             continue
         operation = tf_graph.get_operation_by_name(view.nodes[node].name)
         numbers = [
