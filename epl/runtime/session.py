@@ -227,15 +227,15 @@ class GraphRunner:
             self._checkpoints.session_closes(state.number)
 
     def _tell_own_rows(self, plan: RunPlan) -> None:
-        """Warns once of what a run writes, or differentiates, that depends on which rows a replica has."""
+        """Warns of what a run writes, fetches or differentiates that depends on a replica's rows: once of each line."""
         rewrite = self.rewrite
-        exact = all(one.kind == SHOWS for one in plan.own_rows)
-        if plan.own_rows and rewrite.graph.says_first("rows shown" if exact else "rows of a replica"):
-            level = logging.INFO if exact else logging.WARNING
+        new = [one for one in plan.own_rows if rewrite.graph.says_first(f"rows: {one.kind} {one}")]
+        if new:
+            level = logging.INFO if all(one.kind == SHOWS for one in new) else logging.WARNING
             if rewrite.cluster.worker_index == rewrite.plan.owners[0]:
                 logger.log(
                     level, "The step is not that of one device on all rows: %s. epl.explain(...) lists all of it; "
-                    "docs/data_parallelism.md says what to do. This is said once.", sentence(plan.own_rows),
+                    "docs/data_parallelism.md says what to do. This is said once.", sentence(new),
                 )  # fmt: skip
 
     def say_whose_metrics(self, fetches: Sequence[str], targets: Sequence[str], feeds: Sequence[str]) -> None:

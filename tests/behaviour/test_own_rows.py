@@ -304,13 +304,18 @@ def _in_python(small: Small) -> tf.Tensor:
 def _fetched(ctx: Context, names: Sequence[str]) -> None:
     ctx.init()
     small = Small()
-    known = {"mean": tf.reduce_mean(small.logits), "in_python": _in_python(small), "loss": small.loss}
+    mean = tf.reduce_mean(small.logits)
+    known = {"mean": mean, "in_python": _in_python(small), "loss": small.loss}
+    known["branch"] = tf.cond(tf.placeholder_with_default(True, []), lambda: 2 * mean, lambda: mean + 1)
     with tf.Session() as sess:
         sess.run(tf.global_variables_initializer())
-        sess.run([small.train_op, *[known[name] for name in names]], small.feed(ctx))
+        for name in names:
+            sess.run([small.train_op, known[name]], small.feed(ctx))
 
 
-@pytest.mark.parametrize("names, said", [(["mean", "loss"], 0), (["in_python"], 1)], ids=["exact", "told"])
+@pytest.mark.parametrize(
+    "names, said", [(["mean", "loss"], 0), (["in_python", "branch", "branch", "in_python"], 2)], ids=["exact", "told"]
+)
 def test_a_fetched_scalar_of_replica_0_is_told(oracle: Oracle, names: Any, said: int) -> None:
     (answer,) = oracle.plan((1, 2), _fetched, names=names)
     assert answer.log.count("of the rows of replica 0 alone") == said

@@ -12,7 +12,6 @@ QUICK = ["population_norm", "count_sketch", "replay_buffer", "deepcluster"]
 OTHERS = ["object_detection", "deeplab", "stylegan", "wavenet", "tacotron", "alphazero", "ppo", "gpflow", "graph_nets"]
 SLOW = ["electra", "xlnet", "opennmt", "maddpg"]
 # Scalars that are fetched and not looked at: what a dilated convolution computes is not known for all rows.
-TOLD = {"deeplab": "gives `train_op:0` of the rows of replica 0 alone"}
 CONTRIB = ["contrib_tacotron"]  # tf.contrib is in TensorFlow 1 alone
 
 
@@ -23,7 +22,7 @@ def _all() -> List[Any]:
 
 @pytest.mark.parametrize("name", _all())
 def test_two_devices(oracle: Oracle, name: str) -> None:
-    oracle.check((1, 2), running.run, name=name, told=TOLD.get(name, ""))
+    oracle.check((1, 2), running.run, name=name)
 
 
 @pytest.mark.parametrize("name", QUICK)

@@ -182,12 +182,16 @@ def divided_by_rows(model: Model) -> tf.Tensor:
     return tf.reduce_sum(model.of_each) / tf.cast(tf.shape(model.x)[0], model.x.dtype)
 
 
+def divided_by_the_last_size(model: Model) -> tf.Tensor:
+    return tf.reduce_sum(model.of_each) / tf.cast(tf.shape(model.of_each)[-1], model.x.dtype)
+
+
 def dropout(model: Model) -> tf.Tensor:
     hidden = tf.nn.dropout(model.hidden, rate=0.5, seed=5)
     return tf.reduce_mean(tf.square(hidden))
 
 
-NOT_MIXING: List[Loss] = [mean_of_rows, tf_losses, divided_by_rows, dropout]
+NOT_MIXING: List[Loss] = [mean_of_rows, tf_losses, divided_by_rows, divided_by_the_last_size, dropout]
 
 
 # ---- Scripts.

@@ -41,6 +41,8 @@ def _scalars(small: Small) -> Dict[str, tf.Tensor]:
         "towers": tf.add_n([tf.reduce_mean(each[0::2]), tf.reduce_mean(each[1::2])]) / 2,
         "slopes": tf.reduce_mean(tf.norm(slopes, axis=1)),
         "shown": tf.identity(tf.reduce_mean(each), "shown"),
+        "by the last size": tf.reduce_sum(each) / tf.cast(tf.shape(each)[-1], tf.float32),
+        "by sizes": tf.reduce_sum(logits) / tf.cast(tf.reduce_prod(tf.shape(logits)[:-1]), tf.float32),
         "by another name": tf.identity(small.loss),
     }
 
@@ -242,3 +244,45 @@ def test_a_fed_scalar_is_of_all_rows_after_a_second_step_was_built(oracle: Oracl
     expected = oracle.plain(_second_step).results
     (answer,) = oracle.plan((1, 2), _second_step)
     assert _differing(answer.results, expected) == {}
+
+
+def _root(ctx: Context) -> None:
+    """The loss is the root of a mean; the ratios take that root, and a mean that the loss does not need."""
+    ctx.init()
+    small = Small()
+    error = small.logits[:, 0] - tf.cast(small.y, tf.float32)
+    root = tf.sqrt(tf.reduce_mean(tf.square(error)))
+    target = tf.reduce_mean(tf.abs(small.logits[:, 1]))
+    scalars = {"relative": root / target, "ratio": tf.reduce_mean(tf.abs(error)) / root, "root": root + target}
+    train_op = tf.train.GradientDescentOptimizer(0.0).minimize(root)
+    with tf.Session() as sess:
+        sess.run(tf.global_variables_initializer())
+        ctx.record(**sess.run([scalars, train_op], small.feed(ctx))[0])
+
+
+def test_a_function_of_a_mean_in_the_loss_is_of_all_rows(oracle: Oracle) -> None:
+    expected = oracle.plain(_root).results
+    (answer,) = oracle.plan((1, 2), _root)
+    assert _differing(answer.results, expected) == {}
+
+
+def _statistic(ctx: Context) -> None:
+    """The loss computes rows with a statistic of the replica; a mean next to that statistic is that of replica 0."""
+    ctx.init()
+    small = Small(rate=0.0)
+    mean, variance = tf.nn.moments(small.hidden, [0])
+    inverse = tf.rsqrt(variance + 1e-3)
+    logits = dense((small.hidden - mean) * inverse, CLASSES, "last")
+    scaled = tf.multiply(tf.reduce_mean(small.hidden), inverse[0], name="scaled")
+    train_op = tf.train.GradientDescentOptimizer(0.0).minimize(cross_entropy(small.y, logits))
+    with tf.Session() as sess:
+        sess.run(tf.global_variables_initializer())
+        feed = small.feed(ctx)
+        half = {one: value[: len(value) // 2] for one, value in feed.items()}
+        ctx.record(half=sess.run(scaled, half), scaled=sess.run([scaled, train_op], feed)[0])
+
+
+def test_a_statistic_of_a_replica_meets_no_mean_of_all_rows(oracle: Oracle) -> None:
+    (answer,) = oracle.plan((1, 2), _statistic)
+    assert answer.results["scaled"] == pytest.approx(answer.results["half"], rel=1e-6)
+    assert "gives `scaled:0` of the rows of replica 0 alone" in answer.log

@@ -5,7 +5,8 @@
 
 `epl/parallel/sharding/row_lowering.py` says whether the whole of a scalar can be had. What the forward pass computes
 stays that of each replica: where a batch norm takes the statistics of a replica's own rows, the accuracy is that of
-the predictions which the loss takes. A scalar is left to replica 0 if it needs data or placeholders that the gradients
+the predictions which the loss takes. Such statistics are those of a replica, and so is a scalar that takes one next
+to a mean. A scalar is left to replica 0 if it needs data or placeholders that the gradients
 do not need: more data would be drawn for it.
 """
 
@@ -14,11 +15,13 @@ from typing import AbstractSet, FrozenSet, NamedTuple, Set, Tuple
 import tensorflow.compat.v1 as tf
 
 from epl.ir import op_types
-from epl.ir.dataflow import data_descendants, data_inputs
+from epl.ir.dataflow import data_inputs
 from epl.ir.view import GraphView
 from epl.parallel.sharding.row_flow import Output, RowFlow
 from epl.parallel.sharding.row_lowering import PASSES_ON, RowLowering
 from epl.utils import tf_compat
+
+_RESULTS = op_types.MERGES | op_types.EXITS  # of branches and loops
 
 
 class WholeScalars(NamedTuple):
@@ -38,10 +41,10 @@ class WholeScalars(NamedTuple):
 
 
 def scalars_of(tf_graph: tf.Graph, view: GraphView, nodes: AbstractSet[int]) -> Set[Output]:
-    """The numbers that nodes give, outside of branches and loops."""
+    """The numbers that nodes give, outside of branches and loops, and the results of these."""
     found: Set[Output] = set()
     for node in nodes:
-        if view.types[node] in op_types.VARIABLES | op_types.WRITES | op_types.CONTROL_FLOW:
+        if view.types[node] in op_types.VARIABLES | op_types.WRITES | (op_types.CONTROL_FLOW - _RESULTS):
             continue
         operation = tf_graph.get_operation_by_name(view.nodes[node].name)
         numbers = [
@@ -80,10 +83,9 @@ def choose(
     Returns:
       Those of all rows; the names of the others that depend on which rows a replica has.
     """
-    of_statistics = data_descendants(view, {node for node, _ in flow.kept}, set())
     chosen, own = [], []
     for one in sorted(scalars):
-        if flow.of(one).is_same and one[0] not in of_statistics:
+        if flow.of(one).is_same:
             continue
         if one in averaged or (flow.of(one).has_data and _has_whole(lowering, one)):
             chosen.append(one)

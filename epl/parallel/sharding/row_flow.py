@@ -45,6 +45,12 @@ _MOVES = frozenset(one for one, found in RULES.items() if found.__module__ in (r
 _LOOKUPS = frozenset(one for one, found in RULES.items() if found.__module__ == lookup.__name__) - {"OneHot"}
 _BATCH_NORMS = frozenset(["FusedBatchNorm", "FusedBatchNormV2", "FusedBatchNormV3"])
 _BROADCASTS = "BroadcastGradientArgs"  # the dimensions that the gradients of two broadcast shapes are summed over
+# Ops that pick numbers of a vector, or multiply them: the input that is the vector.
+_SHAPE_AT = {
+    "Split": 1,
+    **dict.fromkeys(["Cast", "Gather", "GatherV2", "Prod", "Slice", "SplitV", "StridedSlice", "Unpack"], 0),
+}
+_SLICE_MASKS = ("begin_mask", "ellipsis_mask", "end_mask", "new_axis_mask", "shrink_axis_mask")
 _FOLLOWED = op_types.CONTROL_FLOW - op_types.MERGES - {"LoopCond"}
 
 
@@ -83,6 +89,7 @@ class Flow(NamedTuple):
 SAME = Flow(SAME_KIND)
 _NUMBERS = Flow(SAME_KIND, counts=True)  # which may number the rows of one replica
 OWN = Flow(_OWN, degree=None, has_data=True)
+STATISTIC = Flow(_OWN, has_data=True)  # a number of a replica with which it computes its rows, as batch norm does
 UNKNOWN = Flow(_UNKNOWN, degree=None, has_data=True)
 _UNKNOWN_SIZE = Flow(_UNKNOWN, degree=None)
 
@@ -121,7 +128,7 @@ class RowFlow:
           sources: where rows begin.
           opaque: nodes whose results are unknown if rows reach them, and that mix nothing.
           own_means: nodes that take means over rows, as batch norm does, as numbers of the replica, and so give its
-            rows again.
+            rows again; those of them from which no rows are computed take none.
         """
         self._tf_graph = tf_graph
         self._view = view
@@ -136,11 +143,12 @@ class RowFlow:
         self.mixing: Dict[int, str] = {}
         self.kept: Dict[Output, Flow] = {}
         ordered = in_order(view, nodes)
-        loops = any(view.types[node] in op_types.NEXT_ITERATIONS for node in ordered)
-        for _ in range(2 if loops else 1):  # what a loop gives back is known after the first time
-            self.mixing = {}
-            for node in ordered:
-                self._follow(node)
+        self._follow_all(ordered)
+        if self.kept:
+            of_rows = {node for (node, _), flow in self.flows.items() if flow.kind == ROWS and node in own_means}
+            self._own_means = own_means & view.ancestors(of_rows)
+            if any(node not in self._own_means for node, _ in self.kept):
+                self._follow_all(ordered)
 
     def of(self, output: Output) -> Flow:
         """The flow of an output of a node."""
@@ -154,6 +162,14 @@ class RowFlow:
         if known is not None:
             self.mixing[node] = known
         return mixes, found
+
+    def _follow_all(self, ordered: Sequence[int]) -> None:
+        loops = any(self._view.types[node] in op_types.NEXT_ITERATIONS for node in ordered)
+        self._followed, self.flows, self.kept = set(), {}, {}
+        for _ in range(2 if loops else 1):  # what a loop gives back is known after the first time
+            self.mixing = {}
+            for node in ordered:
+                self._follow(node)
 
     def _follow(self, node: int) -> None:
         view = self._view
@@ -174,7 +190,10 @@ class RowFlow:
             return
         results = self._results(node, op_type, taken, inputs)
         if node in self._own_means and node in self.mixing and _takes_means(op_type, inputs):
-            results = [rows(one.dim) if one.kind == ROWS else SAME for one in results]
+            results = [rows(one.dim) if one.kind == ROWS else STATISTIC for one in results]
+            self.kept.update(((node, at), one) for at, one in enumerate(results))
+        elif node in self._own_means and STATISTIC in inputs and all(one.kind == _OWN for one in results):
+            results = [STATISTIC] * len(results)
             self.kept.update(((node, at), one) for at, one in enumerate(results))
         self._set(node, results)
 
@@ -200,7 +219,7 @@ class RowFlow:
         if kinds == {COUNT}:
             return [SAME] * count if op_type == _BROADCASTS else self._counted(node, op_type, taken, inputs)
         if kinds <= {COUNT, _OWN}:
-            return [OWN] * count
+            return [STATISTIC if STATISTIC in inputs and kinds == {_OWN} and OWN not in inputs else OWN] * count
         if kinds <= {COUNT, _OWN, _UNKNOWN}:
             return [_unknown(inputs)] * count
         if op_type not in RULES:
@@ -224,23 +243,47 @@ class RowFlow:
 
     def _counted(self, node: int, op_type: str, taken: Sequence[Output], inputs: Sequence[Flow]) -> List[Flow]:
         """The flows of what is computed from sizes of the batch and from what is equal on all replicas."""
-        if op_type == "StridedSlice" and inputs[0].dim >= 0:
-            at = constant_ints(self._info(taken[1]))
-            attrs = self._attributes(node)
-            if at is not None and len(at) == 1 and int(attrs.get("shrink_axis_mask", 0)) & 1:  # type: ignore[call-overload]
-                return [inputs[0]._replace(dim=-1) if at[0] == inputs[0].dim else SAME]
+        if any(flow.dim >= 0 for flow in inputs):
+            picked = self._picked_sizes(node, op_type, taken, inputs)
+            if picked is not None:
+                return picked
+        degree = None if any(flow.dim >= 0 for flow in inputs) else _degree(op_type, inputs)
         found = []
         for output in range(self._outputs(node)):
             shape, dtype = self._shape((node, output))
             open_dims = [dim for dim, size in enumerate(shape or ()) if size is None]
             if shape is not None and not open_dims:
-                found.append(Flow(COUNT, -1, _degree(op_type, inputs)))
+                found.append(Flow(COUNT, -1, degree))
             elif len(open_dims) == 1:
                 counts = op_type in COUNTS or (dtype.is_integer and any(one.counts for one in inputs))
                 found.append(Flow(ROWS, open_dims[0], counts=counts))
             else:
                 found.append(_UNKNOWN_SIZE._replace(counts=op_type in COUNTS))
         return found
+
+    def _picked_sizes(
+        self, node: int, op_type: str, taken: Sequence[Output], inputs: Sequence[Flow]
+    ) -> Optional[List[Flow]]:
+        """The flows of sizes that an op picks from a shape, or multiplies; None if that is not known."""
+        at = _SHAPE_AT.get(op_type)
+        sizes = None if at is None or inputs[at].dim < 0 else self._shape(taken[at])[0]
+        if at is None or sizes is None or len(sizes) != 1 or sizes[0] is None:
+            return None
+        others = [constant_ints(self._info(one)) for place, one in enumerate(taken) if place != at]
+        outputs = self._outputs(node)
+        if any(one is None for one in others):
+            return None
+        if op_type == "Prod":
+            return [inputs[at]._replace(dim=-1)] if others and others[0] and self._shape((node, 0))[0] == () else None
+        numbers = [one for one in others if one is not None]
+        picked = _picked(op_type, self._attributes(node), list(range(sizes[0])), numbers, outputs)
+        if picked is None:
+            return None
+        dim = inputs[at].dim
+        return [
+            SAME if dim not in one else inputs[at]._replace(dim=one.index(dim) if self._shape((node, place))[0] else -1)
+            for place, one in enumerate(picked)
+        ]
 
     # ---- Ops on rows.
 
@@ -435,6 +478,33 @@ def in_order(view: GraphView, nodes: AbstractSet[int]) -> List[int]:
     return ordered
 
 
+def _picked(
+    op_type: str, attrs: Dict[str, object], places: List[int], numbers: Sequence[List[int]], outputs: int
+) -> Optional[List[List[int]]]:
+    """By output of an op, the places of the elements of a vector that it picks by such numbers; None if not known."""
+    if op_type == "Cast":
+        return [places]
+    if op_type == "Unpack":
+        return [[place] for place in places]
+    if op_type in ("Gather", "GatherV2"):
+        return None if any(place not in places for place in numbers[0]) else [numbers[0]]
+    if op_type == "Slice":
+        (begin,), (size,) = numbers
+        return [places[begin:] if size < 0 else places[begin : begin + size]]
+    if op_type in ("Split", "SplitV"):
+        sizes = [len(places) // outputs] * outputs if op_type == "Split" else numbers[0]
+        sizes = [len(places) - sum(sizes) - 1 if size < 0 else size for size in sizes]
+        ends = np.cumsum(sizes)
+        return [places[end - size : end] for end, size in zip(ends, sizes)]
+    masks = {name: int(attrs.get(name, 0)) for name in _SLICE_MASKS}  # type: ignore[call-overload]
+    if len(numbers[0]) != 1 or masks["ellipsis_mask"] or masks["new_axis_mask"]:
+        return None
+    (begin,), (end,), (stride,) = numbers
+    if masks["shrink_axis_mask"]:
+        return [[places[begin]]] if -len(places) <= begin < len(places) else None
+    return [places[None if masks["begin_mask"] else begin : None if masks["end_mask"] else end : stride]]
+
+
 def _joined(inputs: Sequence[Flow]) -> Flow:
     """The flow of one of several values."""
     flows = [flow for flow in inputs if flow != SAME]
@@ -544,9 +614,11 @@ def _flows(
         return "divides by the number of the rows that it picks", (OWN,) * len(choice.outputs)
     is_static = any(info.batch is not None and info.shape and info.shape[info.batch] for info in op.inputs)
     found = []
-    for placement, dtype in zip(choice.outputs, dtypes):
+    for placement, dtype, info in zip(choice.outputs, dtypes, op.outputs):
         degree = _degree(op.type, inputs)
-        if placement.is_shard:
+        if placement.is_shard and op.type == "Reshape" and not is_static and info.shape and info.shape[placement.dim]:
+            found.append(UNKNOWN._replace(has_data=has_data))  # [None, K] -> [K, None]: each part has rows of all
+        elif placement.is_shard:
             counts = dtype.is_integer and any(flow.counts for flow in inputs)
             found.append(Flow(ROWS, placement.dim, degree, has_data, counts, is_picked))
         elif placement == PARTIAL:

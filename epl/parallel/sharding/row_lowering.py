@@ -5,11 +5,11 @@
     rows --> features --> concat with a bank --> write
     rows --> features --> ALL-GATHER --> concat with a bank --> write
 
-A value has a form on each replica: it is *same* on all, the replica's *rows*, a *partial* sum or mean over rows, or a
-*count* of rows. Its *whole* is the value of one device: a partial is all-reduced, rows are gathered in the order of the
-replicas. An op that a sharding rule can compute on rows keeps them; any other takes wholes, and gives the same value on
-all replicas. What has neither form is unknown, with the reason: control flow, Python functions, sizes that the graph
-does not say, rows whose number is built into the graph.
+A value has a form on each replica: it is *same* on all, the replica's *rows*, a *partial* sum or mean over rows, a
+*count* of rows, or a *statistic* of the replica, which has no whole. Its *whole* is the value of one device: a partial
+is all-reduced, rows are gathered in the order of the replicas. An op that a sharding rule can compute on rows keeps
+them; any other takes wholes, and gives the same value on all replicas. What has neither form is unknown, with the
+reason: control flow, Python functions, sizes that the graph does not say, rows whose number is built into the graph.
 
 Where replicas are averaged in the end, as those of a loss are (`averages`), a mean over rows stays partial in what is
 linear in it, and random numbers stay those of each replica:
@@ -28,7 +28,18 @@ from epl.ir import op_types
 from epl.ir.dataflow import data_inputs
 from epl.ir.view import GraphView, functions_of
 from epl.parallel.sharding.forward_shapes import ASKS_SHAPE
-from epl.parallel.sharding.row_flow import COUNT, PARTIAL_SUM, ROWS, SAME, SAME_KIND, Flow, Output, RowFlow, in_order
+from epl.parallel.sharding.row_flow import (
+    COUNT,
+    PARTIAL_SUM,
+    ROWS,
+    SAME,
+    SAME_KIND,
+    STATISTIC,
+    Flow,
+    Output,
+    RowFlow,
+    in_order,
+)
 from epl.parallel.sharding.rules.registry import RULES
 from epl.utils import tf_compat
 
@@ -137,6 +148,8 @@ class RowLowering:
         tensor = operation.outputs[output[1]]
         if flow.is_same:
             return ""
+        if flow == STATISTIC:
+            return "each replica computes its rows with its own value"
         if tf_compat.control_flow_context_of(operation) is not None:
             return "it is in a branch or a loop"
         if flow.kind == COUNT:
@@ -187,7 +200,7 @@ class RowLowering:
 
     def _source(self, node: int, outputs: int) -> Lowered:
         flows = [self._sources.get((node, at), SAME) for at in range(outputs)]
-        if all(flow.kind in (ROWS, SAME_KIND) for flow in flows):
+        if all(flow.kind in (ROWS, SAME_KIND) or flow == STATISTIC for flow in flows):
             return Lowered(tuple(flow._replace(counts=False) for flow in flows))
         return Lowered(unknown="it is data without rows that the graph tells")
 
@@ -230,7 +243,7 @@ class RowLowering:
                 return self._made(node, results, [Taken(one, False) for one in taken], flows)
         keeps_rows = not any(one in self.mixed_sizes for one in taken)
         for kept in ({ROWS, COUNT}, {ROWS}):
-            wholes = [flow.kind not in kept and not flow.is_same for flow in flows]
+            wholes = [flow.kind not in kept and not flow.is_same and flow != STATISTIC for flow in flows]
             if keeps_rows and not any(whole and self.no_whole(one) for one, whole in zip(taken, wholes)):
                 forms = [SAME if whole else flow for flow, whole in zip(flows, wholes)]
                 results = self._on_rows(node, op_type, forms)
@@ -273,8 +286,8 @@ class RowLowering:
             sizes = self._operation(taken[0][0]).outputs[taken[0][1]].shape
             others = [size for dim, size in enumerate(sizes.as_list() if sizes.ndims else []) if dim != flows[0].dim]
             return bool(sizes.ndims) and flows[0].kind == ROWS and None not in others
-        if op_type == "StridedSlice":
-            return self._view.types[taken[0][0]] == "Shape"
+        if op_type in ("GatherV2", "StridedSlice", "Unpack"):
+            return flows[0].kind == COUNT and flows[0].dim >= 0 and self._is_one_size(output)
         if op_type == "Sum":
             return flows[0].kind == ROWS and not flows[0].has_data and not flows[0].counts and flows[1].is_same
         if op_type in ("Cast", "Identity", "Mul"):
@@ -282,6 +295,10 @@ class RowLowering:
             others_are_same = all(flow.is_same for flow in flows if flow.kind != COUNT)
             return len(counts) == 1 and others_are_same and self._is_proportional(counts[0])
         return False
+
+    def _is_one_size(self, output: Output) -> bool:
+        """Whether an output is known to be the number of rows of a shape, and no other size."""
+        return self._operation(output[0]).outputs[output[1]].shape.ndims == 0 and self._flow.of(output).degree == 1
 
     def _of_wholes(self, node: int, taken: Sequence[Output], flows: Sequence[Flow], outputs: int) -> Lowered:
         """The op on wholes: every replica computes what one device does."""
@@ -344,7 +361,7 @@ class RowLowering:
         if flow.kind == ROWS:
             made_of_counts = kinds == {COUNT} and op_type not in _DRAWS_BY_SHAPE | {"Fill", "Tile"}
             return not (flow.counts or flow.is_picked or made_of_counts)
-        return flow.kind in (SAME_KIND, COUNT) or (flow.kind == PARTIAL_SUM and ROWS in kinds)
+        return flow.kind in (SAME_KIND, COUNT) or flow == STATISTIC or (flow.kind == PARTIAL_SUM and ROWS in kinds)
 
     def _weighs_alike(self, node: int, flows: Sequence[Flow], results: Sequence[Flow]) -> bool:
         """Whether a mean over rows weighs a replica by its rows: all rows are of one size."""

@@ -17,10 +17,10 @@ def fresh_graph() -> Any:
 
 def _follow(build: Callable[[tf.Tensor], tf.Tensor]) -> Dict[str, Any]:
     """The flow of what is built of rows, and the types of the ops that mix them."""
-    x = tf.placeholder(tf.float32, [None, 4], "x")
+    x = tf.placeholder(tf.float32, [None, 4])
     result = build(x)
     view = GraphView(tf.get_default_graph())
-    found = RowFlow(tf.get_default_graph(), view, set(range(len(view))), {(view.index["x"], 0): rows()})
+    found = RowFlow(tf.get_default_graph(), view, set(range(len(view))), {(view.index[x.op.name], 0): rows()})
     flow: Flow = found.of((view.index[result.op.name], result.value_index))
     mixing: List[str] = [view.types[node] for node in found.mixing]
     return {"kind": flow.kind, "degree": flow.degree, "dim": flow.dim, "mixing": mixing}
@@ -32,6 +32,11 @@ def _weights(x: tf.Tensor) -> tf.Tensor:
         return x.graph.get_tensor_by_name("weights:0")
     except KeyError:
         return tf.placeholder(tf.float32, [4], "weights")
+
+
+def _mean_by(size: Callable[[tf.Tensor], tf.Tensor]) -> Any:
+    """The sum over rows, divided by a size."""
+    return lambda x: tf.reduce_sum(x) / tf.cast(size(x), tf.float32)
 
 
 def _number_of(x: tf.Tensor) -> tf.Tensor:
@@ -63,6 +68,52 @@ def test_what_is_exact_mixes_nothing(build: Any, kind: str, dim: int, degree: in
 
 
 @pytest.mark.parametrize(
+    "size",
+    [
+        lambda x: tf.shape(x[:, 0])[-1],
+        lambda x: tf.shape(x)[-2],
+        lambda x: tf.shape(x)[:-1][0],
+        lambda x: tf.shape(x)[-2:][0],
+        lambda x: tf.shape(x)[::-1][1],
+        lambda x: tf.reduce_prod(tf.shape(x)[:-1]),
+        lambda x: tf.reduce_prod(tf.shape(x)),
+        lambda x: tf.cast(tf.shape(x), tf.float32)[-2],
+        lambda x: tf.gather(tf.shape(x), 0),
+        lambda x: tf.gather(tf.shape(x), [1, 0])[1],
+        lambda x: tf.slice(tf.shape(x), [0], [1])[0],
+        lambda x: tf.split(tf.shape(x), 2)[0][0],
+        lambda x: tf.split(tf.shape(x), [1, -1])[0][0],
+        lambda x: tf.unstack(tf.shape(x))[0],
+    ],
+)
+def test_the_number_of_rows_is_found_in_a_shape(size: Any) -> None:
+    found = _follow(size)
+    assert (found["kind"], found["dim"], found["degree"]) == ("count", -1, 1)
+    found = _follow(_mean_by(size))
+    assert (found["kind"], found["degree"], found["mixing"]) == ("partial", 0, [])
+
+
+@pytest.mark.parametrize(
+    "size, kind",
+    [
+        (lambda x: tf.shape(x)[-1], "same"),
+        (lambda x: tf.shape(x)[1:][0], "same"),
+        (lambda x: tf.shape(x)[-1:][0], "same"),
+        (lambda x: tf.reduce_prod(tf.shape(x)[1:]), "same"),
+        (lambda x: tf.gather(tf.shape(x), 1), "same"),
+        (lambda x: tf.unstack(tf.shape(x))[1], "same"),
+        (lambda x: tf.split(tf.shape(x), 2)[1][0], "same"),
+        (lambda x: tf.shape(x)[tf.placeholder(tf.int32, [])], "count"),
+        (lambda x: tf.concat([[4], tf.shape(x)], 0)[0], "count"),
+        (lambda x: tf.reduce_max(tf.shape(x)), "count"),
+    ],
+)
+def test_another_size_of_a_shape_is_not_the_number_of_rows(size: Any, kind: str) -> None:
+    assert _follow(size)["kind"] == kind
+    assert _follow(_mean_by(size))["degree"] != 0
+
+
+@pytest.mark.parametrize(
     "build, mixing",
     [
         (lambda x: tf.reduce_sum(x) / tf.reduce_sum(tf.abs(x)), "RealDiv"),
@@ -82,6 +133,11 @@ def test_what_mixes_rows_is_found(build: Any, mixing: str) -> None:
 def test_sums_over_rows_are_one_value_for_each_column() -> None:
     covariance = _follow(lambda x: tf.matmul(x, x, transpose_a=True))
     assert (covariance["kind"], covariance["degree"], covariance["mixing"]) == ("partial", 1, [])
+
+
+@pytest.mark.parametrize("shape", [[4, -1], [2, -1, 4], [4, -1, 1]])
+def test_rows_of_unknown_number_are_in_no_dimension_of_known_size(shape: List[int]) -> None:
+    assert _follow(lambda x: tf.reshape(x, shape))["kind"] == "unknown"
 
 
 def test_a_loop_hides_what_it_does_and_mixes_nothing() -> None:
