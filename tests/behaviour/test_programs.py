@@ -11,7 +11,6 @@ from tests.parity.oracle import Oracle
 QUICK = ["population_norm", "count_sketch", "replay_buffer", "deepcluster"]
 OTHERS = ["object_detection", "deeplab", "stylegan", "wavenet", "tacotron", "alphazero", "ppo", "gpflow", "graph_nets"]
 SLOW = ["electra", "xlnet", "opennmt", "maddpg"]
-# Scalars that are fetched and not looked at: what a dilated convolution computes is not known for all rows.
 CONTRIB = ["contrib_tacotron"]  # tf.contrib is in TensorFlow 1 alone
 
 

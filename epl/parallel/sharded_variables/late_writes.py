@@ -52,8 +52,11 @@ def write_whole(graph: Graph, shard: str, value: Any) -> tf.Tensor:
         begin, size = local_slice(info.full_shape, info.placement, group.place(group.rank + copy).rank)
         variable = operation(rewrite.prefix(copy) + shard)
         with tf.device(variable.device):
+            # A part of what is fed lies in the array of the caller. A resource variable would take it over, and
+            # training change the array.
+            part = tf.raw_ops.DeepCopy(x=tf.slice(whole, begin, size))
             # The static shape of an empty shard is another one.
-            written.append(build_assign(variable, hidden(tf.slice(whole, begin, size), info.placement.dim)))
+            written.append(build_assign(variable, hidden(part, info.placement.dim)))
     with tf.control_dependencies(written):
         return tf.identity(whole)
 

@@ -107,5 +107,5 @@ PASS = Pass(
     "replicate.batch",
     adds=names("by_hand of_all_rows collectives orders"),
     requires=names("weight"),
-    after=names("aggregate_gradients order_scale_updates"),
+    after=names("aggregate_gradients order_scale_updates sync_batch_norm"),
 )

@@ -69,6 +69,25 @@ def test_a_value_that_is_assigned_after_the_first_run_is_that_of_one_device(
         np.testing.assert_allclose(sess.run(one.kernel), trained(FULL, 2), rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize("plan", PLANS)
+def test_an_array_that_was_assigned_is_not_trained(model: Any, plan: str) -> None:
+    one = model(plan, True)
+    memory = np.empty(FULL.nbytes + 64, "uint8")
+    start = -memory.ctypes.data % 64  # where TensorFlow takes an array as it is, without a copy
+    value = memory[start : start + FULL.nbytes].view("f").reshape(FULL.shape)
+    value[:] = FULL
+    with tf.Session() as sess:
+        sess.run(tf.global_variables_initializer())
+        fed = tf.placeholder(tf.float32, [ROWS, COLUMNS])
+        sess.run(one.train_op, FEED)
+        sess.run(one.kernel.assign(fed).op, {fed: value})
+        sess.run(one.train_op, FEED)
+        np.testing.assert_array_equal(value, FULL)
+        one.kernel.load(value, sess)
+        sess.run(one.train_op, FEED)
+        np.testing.assert_array_equal(value, FULL)
+
+
 @pytest.mark.parametrize("resource", [False, True])
 @pytest.mark.parametrize("plan", PLANS)
 def test_load_writes_all_shards_and_adds_its_ops_once(model: Any, plan: str, resource: bool) -> None:
