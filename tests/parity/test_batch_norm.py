@@ -41,6 +41,7 @@ def test_a_worker_that_evaluates_alone_waits_for_no_other(oracle: Oracle, topolo
     plain = oracle.plain(batch_norms.train, **alone).results
     for name, tolerance in (("evaluated", EXACT), ("metric", SINGLE)):
         np.testing.assert_allclose(answers[0].results[name], plain[name], rtol=tolerance)
+    np.testing.assert_allclose(answers[0].results["by_rows"], plain["by_rows"], rtol=0, atol=EXACT)
 
 
 FUSED = [name for name in sorted(batch_norms.FUSED) if IS_TF_1 or "contrib" not in name]

@@ -116,6 +116,7 @@ def train(
     tf.add_to_collection("is_training", tf.placeholder_with_default(True, [], "is_training"))
     loss = blocks({**NORMS, **FUSED}[norm], x, y)
     _, update = tf.metrics.mean(loss)
+    by_rows = tf.gradients(loss, x)[0] if alone else None
     rate = tf.train.MomentumOptimizer(0.1, 0.9)
     with tf.control_dependencies(tf.get_collection(tf.GraphKeys.UPDATE_OPS)):
         train_op = rate.minimize(loss, tf.train.get_or_create_global_step())
@@ -140,4 +141,5 @@ def train(
             feed = {x: data.x[:6], y: data.y[:6]}
             value = [sess.run(loss, {**feed, is_training: trains}) for trains in (False, True)]
             ctx.record(evaluated=value, metric=sess.run(update, {**feed, is_training: False}))
+            ctx.record(by_rows=sess.run(by_rows, feed))
         ctx.record_variables(sess)
