@@ -424,8 +424,11 @@ class RunPlanner:
         )
 
     def _only_shows(self, asked: Asked) -> bool:
-        """Whether a run takes statistics, and neither trains nor writes nor merges: it needs none but this worker."""
-        changes = self._gradients | self._all_boundaries | self._rewrite.writes
+        """Whether a run takes statistics, and neither trains nor merges: it needs none but this worker.
+
+        It may write what each replica has for itself, such as metrics.
+        """
+        changes = self._gradients | self._all_boundaries | self._global_writes
         return (
             bool(asked.needed & self._of_all_rows) and not asked.needed & changes and not self._merges_globally(asked)
         )

@@ -282,8 +282,11 @@ def _shown(ctx: Context) -> None:
     smooth = tf.get_variable("smooth", initializer=np.float64(0.0), trainable=False)
     train_op = tf.train.MomentumOptimizer(0.05, 0.9).minimize(loss)
     update = smooth.assign(0.9 * smooth + 0.1 * loss)
+    _, metric = tf.metrics.mean(model.of_each)
     with tf.Session() as sess:
-        sess.run(tf.global_variables_initializer())
+        sess.run([tf.global_variables_initializer(), tf.local_variables_initializer()])
+        ctx.record(metric=sess.run([loss, metric], model.feed(ctx, 0))[1])
+        ctx.record(rows=np.mean(sess.run(model.of_each, model.feed(ctx, 0))))
         ctx.record(alone=sess.run(loss, model.feed(ctx, 0)))
         ctx.record(trained=sess.run([loss, train_op, update], model.feed(ctx, 0))[0])
         ctx.record(smooth=sess.run(smooth))
@@ -296,7 +299,35 @@ def test_the_loss_is_that_of_all_rows_where_it_is_shown(oracle: Oracle) -> None:
     (answer,) = oracle.plan((1, 2), _shown)
     (alone,), (trained,), (smooth,) = (answer.results[name] for name in ("alone", "trained", "smooth"))
     np.testing.assert_allclose([alone, trained, smooth * 10], [plain[0]] * 3, rtol=EXACT)
+    np.testing.assert_allclose(
+        answer.results["metric"], answer.results["rows"], rtol=SINGLE
+    )  # metrics are kept in float32
     assert NOT_OF_ONE_DEVICE not in answer.log
+
+
+def _by_inputs(ctx: Context) -> None:
+    """Worker 0 alone fetches the gradient of the loss by the rows."""
+    for loss in (masked, clip):
+        tf.reset_default_graph()
+        ctx.init(replicate__batch="all")
+        model = Model(ctx, "float64")
+        variables = tf.trainable_variables()
+        by_rows, *gradients = tf.gradients(loss(model), [model.x, *variables])
+        tf.train.GradientDescentOptimizer(0.05).apply_gradients(zip(gradients, variables))
+        with tf.Session() as sess:
+            sess.run(tf.global_variables_initializer())
+            if ctx.worker == 0:
+                rows = {model.x: model.data.x[:6], model.y: model.data.y[:6]}
+                ctx.record(**{loss.__name__: sess.run(by_rows, rows)})
+
+
+@pytest.mark.parametrize("topology", [(1, 2), (2, 1)], ids=topology_name)
+def test_gradients_by_inputs_alone_are_of_all_that_is_fed(oracle: Oracle, topology: Any) -> None:
+    plain = oracle.plain(_by_inputs).results
+    seen = oracle.plan(topology, _by_inputs)[0].results
+    for loss in (masked, clip):
+        ((expected,), (gradient,)) = plain[loss.__name__], seen[loss.__name__]
+        np.testing.assert_allclose(gradient, expected, rtol=0, atol=EXACT)
 
 
 # ---- What is refused.

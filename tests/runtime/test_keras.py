@@ -70,6 +70,22 @@ def compiled_again():
     return model.get_weights()
 
 
+def test_metrics_of_evaluate_are_of_all_rows_with_batch_norms_of_all_rows(init):
+    init(2, batch_norm__sync=True)
+    layers = [
+        tf.keras.layers.Dense(4, input_shape=(3,)),
+        tf.keras.layers.BatchNormalization(),
+        tf.keras.layers.Dense(1),
+    ]
+    model = tf.keras.Sequential(layers)
+    model.compile(tf.keras.optimizers.SGD(0.1), "mse", ["mae"])
+    model.fit(X, Y, batch_size=16, verbose=0)
+    loss, error = model.evaluate(X, Y, batch_size=16, verbose=0)
+    wrong = model.predict(X) - Y
+    tf.keras.backend.clear_session()
+    np.testing.assert_allclose([loss, error], [np.mean(wrong**2), np.mean(np.abs(wrong))], rtol=2e-5)
+
+
 def test_a_graph_that_is_rewritten_again_is_sound(init, monkeypatch):
     init(annotate=False)
     plain = compiled_again()

@@ -170,3 +170,15 @@ def test_a_write_inside_a_loop_runs_on_every_replica(init):
     step = RunPlanner(rewritten()).plan_run([loop], [], {})
     assert step.uses_replicas
     assert extra(step), "no op of replica 1 runs the loop"
+
+
+def test_a_run_that_writes_metrics_alone_takes_no_statistics_of_other_rows(init):
+    init(batch_norm__sync=True)
+    x = tf.data.Dataset.from_tensors(tf.ones([2, 3])).repeat().make_one_shot_iterator().get_next()
+    loss = tf.reduce_mean(tf.layers.dense(tf.layers.batch_normalization(x, training=True), 1))
+    _, metric = tf.metrics.mean(loss)
+    averages = tf.get_collection(tf.GraphKeys.UPDATE_OPS)
+    tf.train.GradientDescentOptimizer(0.1).minimize(loss)
+    planner = RunPlanner(rewritten())
+    assert not planner.plan_run([metric], [], {}).is_collective
+    assert planner.plan_run([metric], averages, {}).is_collective

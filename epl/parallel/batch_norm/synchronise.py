@@ -1,8 +1,7 @@
 """Gives batch norms the statistics of all rows, forward and backward (`batch_norm.sync`).
 
-The sums that a marker (sums.py) passes on become those of all replicas. Forward, a run that neither trains nor
-writes takes the statistics of the rows that it has, and waits for no other worker
-(`epl/parallel/rewriting/by_hand.py`).
+The sums that a marker (sums.py) passes on become those of all replicas. A run that neither trains nor writes takes
+those of the rows that it has, and waits for no other worker (`epl/parallel/rewriting/by_hand.py`).
 
 Backward, the loss of all rows is the mean of the replicas' losses with their weights w (batch_weights.py), and each
 replica computes the gradient of its own: so its sums are multiplied by w, and what it gets is divided by w.
@@ -17,7 +16,6 @@ import tensorflow.compat.v1 as tf
 from epl.ir.control_flow import depths_of, ends_of, run_order
 from epl.ir.taskgraph import PHASE_ATTR
 from epl.ir.view import GraphView
-from epl.ops.op_types import COLLECTIVE_OP_TYPES
 from epl.ops.weighing import weighed
 from epl.parallel.batch_norm import sites
 from epl.parallel.batch_norm.sums import BACKWARD
@@ -62,30 +60,28 @@ def _sum_forward(rewrite: RewriteContext, name: str) -> tf.Operation:
 def _sum_backward(rewrite: RewriteContext, name: str) -> tf.Operation:
     """Puts the gradient of the loss of all rows in place of a replica's; returns the collective."""
     op = rewrite.remember(rewrite.operation(name))
+    own = op.inputs[0]
     weight = rewrite.weight
     assert weight is not None  # there are several replicas
-    with rewrite.building(f"batch_norm/{name}"):
-        if rewrite.plan.reduce_method == "sum":
+    if rewrite.plan.reduce_method == "sum":
+        with rewrite.building(f"batch_norm/{name}"):
             weight = tf.sign(weight)
-        total = _all_reduce(rewrite, name, weighed(op.inputs[0], weight), "backward")
-        own = tf.math.divide_no_nan(total, tf.fill(tf.shape(total), tf.cast(weight, total.dtype)))
-    tf_compat.set_input(op, 0, own)
-    return _collective(rewrite, total)
+
+    def build(sent: tf.Tensor) -> tf.Tensor:
+        total = _all_reduce(rewrite, name, weighed(sent, weight), "backward")
+        return tf.math.divide_no_nan(total, tf.fill(tf.shape(total), tf.cast(weight, total.dtype)))
+
+    with rewrite.building(f"batch_norm/{name}"):
+        gradient, (collective,) = unless_by_hand(rewrite, own, build)
+        gradient.set_shape(own.shape)
+    tf_compat.set_input(op, 0, gradient)
+    return collective
 
 
 def _all_reduce(rewrite: RewriteContext, name: str, sums: tf.Tensor, direction: str) -> tf.Tensor:
     communicator = rewrite.communicator(batch_norm_communicator(rewrite.plan, direction))
     total: tf.Tensor = communicator.all_reduce(sums, rewrite.base_rank, f"batch norm {name}")
     return total
-
-
-def _collective(rewrite: RewriteContext, total: tf.Tensor) -> tf.Operation:
-    """The collective that gave a total; the run planner knows it from here on."""
-    op = total.op
-    while op.type not in COLLECTIVE_OP_TYPES:
-        op = op.inputs[0].op
-    rewrite.collectives.add(op.name)
-    return op
 
 
 def _order(

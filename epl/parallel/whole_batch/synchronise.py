@@ -5,8 +5,8 @@
     ... --> SUMS_BACK --> gradient  =>   ... --> * w --> all-reduce --> / w --> SUMS_BACK --> gradient
     ... --> ROWS_BACK --> gradient  =>   ... --> * w --> all-to-all --> sum over replicas --> / w --> ROWS_BACK
 
-w is the weight of the replica in the mean of the gradients (objective.py says why). Forward, a run that neither trains
-nor writes takes the rows that it has, and waits for no other worker (`epl/parallel/rewriting/by_hand.py`).
+w is the weight of the replica in the mean of the gradients (objective.py says why). A run that neither trains nor
+writes takes the rows that it has, and waits for no other worker (`epl/parallel/rewriting/by_hand.py`).
 
 The collectives of a direction share a communicator, on which they follow each other in the order of the graph.
 """
@@ -17,7 +17,6 @@ import tensorflow.compat.v1 as tf
 
 from epl.ir.control_flow import run_order
 from epl.ir.view import GraphView
-from epl.ops.op_types import COLLECTIVE_OP_TYPES
 from epl.ops.weighing import weighed
 from epl.parallel.plan.communicators import whole_batch_communicator
 from epl.parallel.plan.plan import section
@@ -70,22 +69,25 @@ def _forward(rewrite: RewriteContext, name: str, rows: Dict[str, tf.Tensor]) -> 
 def _backward(rewrite: RewriteContext, name: str, rows: Dict[str, tf.Tensor]) -> tf.Operation:
     """Puts the gradient of the loss of all replicas in place of that of a replica's; returns the collective."""
     op = rewrite.remember(rewrite.operation(name))
+    own = op.inputs[0]
     weight, rank = rewrite.weight, rewrite.base_rank
     assert weight is not None  # there are several replicas
     communicator = rewrite.communicator(whole_batch_communicator(rewrite.plan, "backward"))
-    before = tf_compat.last_op_id(rewrite.tf_graph)
-    with rewrite.building(f"whole_batch/{name}"):
-        sent = weighed(op.inputs[0], weight)
+
+    def build(gradient: tf.Tensor) -> tf.Tensor:
+        sent = weighed(gradient, weight)
         if op.get_attr(markers.KIND_ATTR) == markers.SUMS_BACK:
             total = communicator.all_reduce(sent, rank, name)
         else:
             from_each = rows[op.get_attr(markers.FORWARD_ATTR).decode()]
             parts, received = communicator.all_to_all(sent, rank, name, row_splits=from_each)
             total = _sum_of_parts(parts, received, communicator.world_size)
-        own = tf.math.divide_no_nan(total, tf.fill(tf.shape(total), tf.cast(weight, total.dtype)))
-    tf_compat.set_input(op, 0, own)
-    (collective,) = [one for one in tf_compat.ops_since(rewrite.tf_graph, before) if one.type in COLLECTIVE_OP_TYPES]
-    rewrite.collectives.add(collective.name)
+        return tf.math.divide_no_nan(total, tf.fill(tf.shape(total), tf.cast(weight, total.dtype)))
+
+    with rewrite.building(f"whole_batch/{name}"):
+        whole, (collective,) = unless_by_hand(rewrite, own, build)
+        whole.set_shape(op.outputs[0].shape)
+    tf_compat.set_input(op, 0, whole)
     return collective
 
 

@@ -115,6 +115,8 @@ def train(
     y = tf.placeholder(tf.int32, [None], "y")
     tf.add_to_collection("is_training", tf.placeholder_with_default(True, [], "is_training"))
     loss = blocks({**NORMS, **FUSED}[norm], x, y)
+    _, update = tf.metrics.mean(loss)
+    by_rows = tf.gradients(loss, x)[0] if alone else None
     rate = tf.train.MomentumOptimizer(0.1, 0.9)
     with tf.control_dependencies(tf.get_collection(tf.GraphKeys.UPDATE_OPS)):
         train_op = rate.minimize(loss, tf.train.get_or_create_global_step())
@@ -123,7 +125,7 @@ def train(
 
         epl.add_to_collection(loss, epl.GraphKeys.GLOBAL_MEAN_OBJECTS)
     with tf.Session() as sess:
-        sess.run(tf.global_variables_initializer())
+        sess.run([tf.global_variables_initializer(), tf.local_variables_initializer()])
         for step in range(STEPS):
             rows = np.arange(step * GLOBAL_BATCH, (step + 1) * GLOBAL_BATCH)
             rows = rows[::-1] if reversed_rows else rows
@@ -138,5 +140,6 @@ def train(
             is_training = tf.get_collection("is_training")[0]
             feed = {x: data.x[:6], y: data.y[:6]}
             value = [sess.run(loss, {**feed, is_training: trains}) for trains in (False, True)]
-            ctx.record(evaluated=value)
+            ctx.record(evaluated=value, metric=sess.run(update, {**feed, is_training: False}))
+            ctx.record(by_rows=sess.run(by_rows, feed))
         ctx.record_variables(sess)
