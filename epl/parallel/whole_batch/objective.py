@@ -6,7 +6,7 @@
 `epl/parallel/sharding/row_lowering.py` decides: what can be computed on rows stays as it is, and a loss that mixes no
 rows has no copy. Copies take the place of the user's ops in fetches, and where later ops take their values. The number
 of rows that the result has may not change: a matrix of all pairs of rows is that of a replica where it is fetched.
-Losses that share ops share copies and collectives, so that a run of one of them waits for no others.
+Losses that share ops share copies and collectives: one that is differentiated twice is added up once.
 
 On replica r the loss is L_r, and the loss of all rows is J = sum of w_r L_r, with the weights w_r of the replicas. The
 gradients of weights that replica r computes are multiplied by w_r, and added up. So they are to be those of J, divided
