@@ -30,7 +30,7 @@
 | ChiefSessionCreator.create_session | the session begins with worker 0's values |
 | WorkerSessionCreator.create_session | it is refused instead of waiting for ever |
 | RunConfig.__init__ | an Estimator trains locally in each worker |
-| Strategy.scope (tf.distribute) | it is refused: both would replicate the model |
+| Strategy.scope (tf.distribute) | it is refused on several devices: both would replicate the model |
 | configure_callbacks (Keras) | callbacks of all workers decide by the same logs, and worker 0 alone writes |
 | _TrainingExecutor.run_local | tf.estimator.train_and_evaluate has a result in every worker |
 
@@ -294,6 +294,7 @@ def _make_callable(
     feed_list: Optional[List[Any]] = None,
     accept_options: bool = False,
 ) -> Any:
+    runs.refuse_unfollowed(session)
     if runs.rewritten(session, _original_run) is None and not runs.are_changed(session):
         return original(session, fetches, feed_list, accept_options)
     feed_list = list(feed_list or [])
@@ -307,6 +308,7 @@ def _make_callable(
 
 
 def _make_callable_from_options(original: Callable[..., Any], session: Any, callable_options: Any) -> Any:
+    runs.refuse_unfollowed(session)
     runner = runs.rewritten(session, _original_run)
     if runner is None and not runs.are_changed(session):
         return original(session, callable_options)

@@ -8,7 +8,9 @@ callbacks more:
                  |                                 |
                  logs become those of all rows     one worker stops -> all stop, in the same step
 
-A worker that would do another number of steps than worker 0 is refused before the first one.
+A worker that would do another number of steps than worker 0 is refused before the first one. Then the workers also
+agree whether they tell each other of stops after each step, or after each epoch only: a callback that one worker alone
+has counts for all.
 """
 
 import json
@@ -42,7 +44,8 @@ def configure(original: Callable[..., Any], callbacks: Any, model: Any, *args: A
     given = list(callbacks or ())
     if cluster.worker_index:
         given = _without_writers(given, graph)
-    first, last = _callbacks_of_all_workers(tf.keras.callbacks.Callback, any(map(_may_stop_in_an_epoch, given)))
+    may_stop = any(map(_may_stop_in_an_epoch, given))
+    first, last = _callbacks_of_all_workers(tf.keras.callbacks.Callback, may_stop)
     return original([first, *given, last], model, *args, **kwargs)
 
 
@@ -82,14 +85,21 @@ def _may_stop_in_an_epoch(callback: Any) -> bool:
     return False
 
 
-def _callbacks_of_all_workers(base: Any, stops_in_an_epoch: bool) -> Any:
-    """The first and the last callback; `base` is the class Callback of the Keras in use."""
+def _callbacks_of_all_workers(base: Any, may_stop: bool) -> Any:
+    """The first and the last callback.
+
+    Args:
+      base: the class Callback of the Keras in use.
+      may_stop: whether a callback of this worker may stop the training within an epoch.
+    """
 
     class LogsOfAllRows(base):
         """The logs of an epoch are the mean of those of the workers, by the rows, or steps, that each has done."""
 
         def on_train_begin(self, logs: Any = None) -> None:
-            _refuse_unequal_steps(_steps(self.params))
+            told = _of_all_workers("steps", [_steps(self.params), may_stop])
+            _refuse_unequal_steps([steps for steps, _ in told])
+            last.stops_in_an_epoch = any(stops for _, stops in told)
 
         def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
             self._seen = {"train": 0, "val": 0}
@@ -108,9 +118,10 @@ def _callbacks_of_all_workers(base: Any, stops_in_an_epoch: bool) -> Any:
     class StopsEverywhere(base):
         """A training that one worker stops stops in all, after the same step."""
 
-        if stops_in_an_epoch:
+        stops_in_an_epoch = False  # of any worker: all are to agree, as each exchange needs all
 
-            def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+            if self.stops_in_an_epoch:
                 self._stop_together()
 
         def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
@@ -119,7 +130,8 @@ def _callbacks_of_all_workers(base: Any, stops_in_an_epoch: bool) -> Any:
         def _stop_together(self) -> None:
             self.model.stop_training = any(_of_all_workers("stop", bool(self.model.stop_training)))
 
-    return LogsOfAllRows(), StopsEverywhere()
+    last = StopsEverywhere()
+    return LogsOfAllRows(), last
 
 
 def mean_of_workers(told: Sequence[Any]) -> Dict[str, float]:
@@ -155,8 +167,8 @@ def _steps(params: Dict[str, Any]) -> Optional[int]:
     return None if steps is None else int(steps)
 
 
-def _refuse_unequal_steps(own: Optional[int]) -> None:
-    told = _of_all_workers("steps", own)
+def _refuse_unequal_steps(told: Sequence[Optional[int]]) -> None:
+    """Raises PlanError if a worker has other steps than worker 0."""
     worker = next((worker for worker, steps in enumerate(told) if steps != told[0]), None)
     if worker is not None:
         raise PlanError(

@@ -115,20 +115,22 @@ def recorded_seeds(original: Callable[..., List[Any]], *args: Any, **kwargs: Any
 
 def recorded_tape(original: Callable[..., Any], tape: tf.GradientTape, *args: Any, **kwargs: Any) -> Any:
     """`tf.GradientTape.gradient`: of its gradients it is known that they are some, not what they are gradients of."""
-    within_gradients = getattr(_inside, "seeds", None) is not None  # of a custom gradient, for example
-    if not within_gradients:
-        foreign_training.note_tape(inspect.signature(original).bind(tape, *args, **kwargs).arguments["sources"])
-    graph = None if within_gradients else _annotated_graph()
-    if graph is None or not later_training.is_recorded(graph):
+    if getattr(_inside, "seeds", None) is not None:  # within tf.gradients: of a custom gradient, for example
         return original(tape, *args, **kwargs)
-    if graph.says_first("tape"):
+    sources = inspect.signature(original).bind(tape, *args, **kwargs).arguments["sources"]
+    foreign_training.refuse_tape_in_function(sources)
+    graph = _annotated_graph()
+    is_recorded = graph is not None and later_training.is_recorded(graph)
+    if graph is not None and is_recorded and graph.says_first("tape"):
         logger.warning(
             "tf.GradientTape differentiates the model. If an optimizer gets these gradients: a loss that is fetched is "
             "that of one replica, what changes gradients before apply_gradients does so in each run and replica by "
             "itself, nothing is recomputed, and a pipeline is refused. Use tf.gradients, or minimize with a tensor."
         )
-    with graph.phase(Phase.BACKWARD):
-        return original(tape, *args, **kwargs)
+    with contextlib.nullcontext() if graph is None or not is_recorded else graph.phase(Phase.BACKWARD):
+        gradients = original(tape, *args, **kwargs)
+    foreign_training.note_tape(sources, gradients)
+    return gradients
 
 
 @contextlib.contextmanager

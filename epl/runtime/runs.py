@@ -49,7 +49,6 @@ def rewritten(session: Any, original_run: Callable[[], Callable[..., Any]]) -> O
     graph = Graph.of(session.graph)
     if graph is None:
         return None
-    foreign_training.refuse_unfollowed(graph)
     if transformation.needs_transform(graph):
         with _transform_lock:
             if transformation.needs_transform(graph):
@@ -76,6 +75,13 @@ def rewritten(session: Any, original_run: Callable[[], Callable[..., Any]]) -> O
         graph.runner = GraphRunner(rewrite, functools.partial(_guarded, original_run()))
     graph.runner.refuse_fork()
     return graph.runner
+
+
+def refuse_unfollowed(session: Any, wanted: Optional[List[Any]] = None) -> None:
+    """Raises PlanError for a run, of anything by default, that trains what EPL cannot follow."""
+    graph = Graph.of(session.graph)
+    if graph is not None:
+        foreign_training.refuse_unfollowed(graph, wanted)
 
 
 def _refuse_shipped(session: Any, graph: Graph) -> None:
@@ -114,6 +120,7 @@ def run(
     metadata: Any,
 ) -> Any:
     """Runs what a session was asked for; `do_run` is TensorFlow's own `BaseSession._do_run`."""
+    refuse_unfollowed(session, [*fetches, *targets])
     runner = rewritten(session, lambda: do_run)
 
     def execute(request: RunRequest) -> List[Any]:

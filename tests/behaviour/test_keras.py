@@ -113,6 +113,11 @@ def _calls_back(ctx: Context) -> None:
             x, y, ctx.process_batch, 4, 0, [callback, *writing], validation_data=valid, shuffle=False
         ).history
         ctx.record(**{name: [{key: np.array(value) for key, value in history.items()}, model.get_weights()]})
+    for worker in range(2):  # one worker alone has callbacks
+        model = _model()
+        own = [StopsWorker1(), keras.callbacks.LambdaCallback()] if ctx.worker == worker else []
+        history = model.fit(x, y, ctx.process_batch, 2, 0, own, shuffle=False).history
+        ctx.record(**{f"of worker {worker}": [np.array(history["loss"]), model.get_weights()]})
     ctx.record(files=sorted(os.listdir(folder)))
     try:
         _model().fit(x[: 16 * (1 + ctx.worker)], y[: 16 * (1 + ctx.worker)], 8, verbose=0)
@@ -123,11 +128,12 @@ def _calls_back(ctx: Context) -> None:
 def test_callbacks_of_all_workers_decide_alike_and_worker_0_writes(oracle: Oracle) -> None:
     first, second = (answer.results for answer in oracle.plan(TWO_WORKERS, _calls_back))
     assert first["files"] == [["log.csv", "model.h5"]] and second["files"] == [[]]
-    for name in ("rate", "stops", "alone"):
+    for name in ("rate", "stops", "alone", "of worker 0", "of worker 1"):
         np.testing.assert_equal(second[name], first[name])
     assert first["rate"][0][0]["lr"][-1] < 0.1
     assert len(first["stops"][0][0]["val_loss"]) < 4
     assert len(first["alone"][0][0]["loss"]) == 1
+    assert [len(first[f"of worker {worker}"][0][0]) for worker in range(2)] == [2, 1]
     assert first["unequal"] == second["unequal"]
     assert "worker 0 has 2 steps, and one of worker 1 4." in first["unequal"][0]
 

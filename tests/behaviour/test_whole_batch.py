@@ -6,6 +6,8 @@ import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
 
+from epl.ir.view import GraphView
+from epl.parallel.whole_batch import markers
 from tests.behaviour.small import error_of
 from tests.parity.context import STEPS, Context
 from tests.parity.oracle import NOT_OF_ONE_DEVICE, Oracle, topology_name
@@ -328,6 +330,33 @@ def test_gradients_by_inputs_alone_are_of_all_that_is_fed(oracle: Oracle, topolo
     for loss in (masked, clip):
         ((expected,), (gradient,)) = plain[loss.__name__], seen[loss.__name__]
         np.testing.assert_allclose(gradient, expected, rtol=0, atol=EXACT)
+
+
+def _twice(ctx: Context) -> None:
+    """A loss that is differentiated three times, and fetched by worker 0 alone."""
+    ctx.init(replicate__batch="all", communication__timeout=30)
+    model = Model(ctx, "float64")
+    loss = masked(model)
+    train_op = tf.train.MomentumOptimizer(0.05, 0.9).minimize(loss)
+    tf.global_norm(tf.gradients(loss, tf.trainable_variables()))
+    other_op = tf.train.GradientDescentOptimizer(0.01).minimize(tf.exp(loss))  # shares all ops but one
+    losses = [loss] if ctx.worker == 0 else []
+    with tf.Session() as sess:
+        sess.run(tf.global_variables_initializer())
+        for step in range(STEPS):
+            ctx.record(losses=sess.run([(train_op, other_op)[step % 2], *losses], model.feed(ctx, step))[1:])
+        ctx.record(sums=len(markers.find_markers(GraphView(sess.graph), markers.SUMS)))
+        ctx.record_variables(sess)
+
+
+def test_losses_that_share_ops_share_what_is_of_all_rows(oracle: Oracle) -> None:
+    plain = oracle.plain(_twice).results
+    first, second = (answer.results for answer in oracle.plan((2, 1), _twice))
+    assert first["sums"] == second["sums"] == [2]
+    np.testing.assert_allclose(first["losses"], plain["losses"], rtol=EXACT)
+    for answer in (first, second):
+        for name, value in plain["variables"][0].items():
+            np.testing.assert_allclose(answer["variables"][0][name], value, rtol=EXACT, atol=EXACT)
 
 
 # ---- What is refused.

@@ -121,12 +121,34 @@ def test_gradients_that_epl_cannot_follow_need_an_optimizer(init, gradient, word
     else:
         train_op = model.w.assign_sub(0.1 * made)
     with tf.Session() as sess:
-        text = error_text(sess.run, tf.global_variables_initializer())
+        sess.run(tf.global_variables_initializer())
+        text = error_text(sess.run, train_op, model.feed())
         if use == "by hand":
+            assert text.startswith(f"PlanError: The gradients of variables are those of {words}")
+            text = error_text(sess.make_callable, train_op)
             assert text.startswith(f"PlanError: The gradients of variables are those of {words}")
         else:
             assert not text
-            sess.run(train_op, model.feed())
+
+
+@pytest.mark.parametrize("gradient", [of_tape, of_function])
+def test_gradients_that_write_no_weights_are_left_alone(init, gradient):
+    """Fisher information next to a step by hand; a momentum by hand is training."""
+    init(2)
+    model = Linear(resource=True)
+    made = gradient(model)
+    fisher, momentum = (tf.get_variable(name, initializer=tf.zeros([3, 1]), use_resource=True) for name in "fm")
+    noted = [fisher.assign_add(tf.square(made)), tf.norm(made)]
+    (followed,) = tf.gradients(model.loss, [model.w])
+    by_hand = model.w.assign_sub(0.1 * followed)
+    moved = momentum.assign(0.9 * momentum + made)
+    trained = model.w.assign_sub(0.1 * momentum)
+    with tf.Session() as sess:
+        sess.run(tf.global_variables_initializer())
+        sess.run([*noted, by_hand], model.feed())
+        assert np.all(sess.run(fisher) > 0)
+        sess.run(moved, model.feed())
+        assert error_text(sess.run, trained).startswith("PlanError: The gradients of variables are those of")
 
 
 def test_gradients_by_inputs_are_left_alone(init):
@@ -146,19 +168,38 @@ def test_gradients_by_inputs_are_left_alone(init):
             np.testing.assert_array_equal(value, np.ones([8, 3]))
 
 
+def mirrored():
+    return tf.distribute.MirroredStrategy(["/cpu:0"])
+
+
 @pytest.mark.parametrize("place", ["in the model", "around epl.init"])
 def test_a_distribution_strategy_is_refused(init, place):
     init(2)
     if place == "in the model":
-        text = error_text(tf.distribute.OneDeviceStrategy("/cpu:0").scope)
+        text = error_text(mirrored().scope)
     else:
         Env.get().reset()
-        with tf.distribute.OneDeviceStrategy("/cpu:0").scope():
-            text = error_text(epl.init)
-    assert text.startswith("PlanError: The scope of tf.distribute.OneDeviceStrategy") and "epl.replicate(1)" in text
+        with mirrored().scope():
+            text = error_text(epl.init, epl.Config({"cluster.device_type": "cpu", "cluster.num_virtual_devices": 2}))
+    assert text.startswith("PlanError: The scope of tf.distribute.MirroredStrategy") and "epl.replicate(1)" in text
 
 
-def test_the_strategy_that_stands_for_none_is_left_alone(init):
-    init(2)
-    with tf.distribute.get_strategy().scope():
-        Linear().minimize()
+@pytest.mark.parametrize("devices, strategy", [(1, "one"), (2, "one"), (1, "mirrored"), (2, "none")])
+def test_a_strategy_that_replicates_nothing_twice_is_left_alone(init, devices, strategy):
+    init(devices)
+    make = {"one": lambda: tf.distribute.OneDeviceStrategy("/cpu:0"), "mirrored": mirrored}
+    used = make.get(strategy, tf.distribute.get_strategy)()
+    with used.scope():
+        model = Linear()
+        if strategy == "mirrored":  # TensorFlow trains its variables there alone
+            getattr(used, "run", getattr(used, "experimental_run_v2", None))(model.minimize)
+    if strategy != "mirrored":
+        model.minimize()
+    feed = model.feed()
+    with tf.Session() as sess:
+        sess.run(tf.global_variables_initializer())
+        sess.run(model.train_op, feed)
+        found = sess.run(model.w)
+    x, y = feed[model.x], feed[model.y]
+    expected = np.ones([3, 1]) - 0.1 * 2 * np.matmul(x.T, np.matmul(x, np.ones([3, 1])) - y) / len(x)
+    np.testing.assert_allclose(found, expected, rtol=1e-5)

@@ -11,8 +11,8 @@ is all-reduced, rows are gathered in the order of the replicas. An op that a sha
 them; any other takes wholes, and gives the same value on all replicas. What has neither form is unknown, with the
 reason: control flow, Python functions, sizes that the graph does not say, rows whose number is built into the graph.
 
-Where replicas are averaged in the end, as those of a loss are (`averages`), a mean over rows stays partial in what is
-linear in it, and random numbers stay those of each replica:
+Where the replicas are averaged in the end, as those of a loss are (`averages`), a mean over rows stays partial in what
+is linear in it, and random numbers stay those of each replica:
 
     rows --> square --> mean --> + 0.1 * norm of weights --> loss        no collective: the gradients are averaged
     rows --> loss of each --> sum --> / number of rows --> loss          none either

@@ -90,8 +90,8 @@ def _refuse(rewrite: RewriteContext) -> None:
         raise NotAvailableError(
             f"{KEY} without tf.gradients", "Differentiate the loss by tf.gradients, or by minimize with a tensor."
         )
-    known, now = dict(state.sources), objective.sources_now(graph, state)
-    changed = sorted(name for name, flow in known.items() if now.get(name, flow) != flow)
+    now = objective.sources_now(graph, state)
+    changed = sorted(name for name, flow in state.sources if now.get(name, flow) != flow)
     if changed:
         raise PlanError(
             f"{changed[0]} was taken to {'hold rows of a batch' if now[changed[0]].is_same else 'hold no rows'} when "

@@ -6,6 +6,7 @@
 `epl/parallel/sharding/row_lowering.py` decides: what can be computed on rows stays as it is, and a loss that mixes no
 rows has no copy. Copies take the place of the user's ops in fetches, and where later ops take their values. The number
 of rows that the result has may not change: a matrix of all pairs of rows is that of a replica where it is fetched.
+Losses that share ops share copies and collectives: one that is differentiated twice is added up once.
 
 On replica r the loss is L_r, and the loss of all rows is J = sum of w_r L_r, with the weights w_r of the replicas. The
 gradients of weights that replica r computes are multiplied by w_r, and added up. So they are to be those of J, divided
@@ -46,16 +47,32 @@ _MEAN = Flow(PARTIAL_SUM, -1, 0, has_data=True)
 _SCOPE = "epl_all_rows/"
 
 
+class Built(NamedTuple):
+    """What stands for all rows in a graph, each built once: losses that share ops share its collectives.
+
+    Attributes:
+      copies: name of an op -> by output, its copy.
+      wholes: (name of an op, output) -> the value of all rows.
+      counts: (name of an op, output, dimension) -> the number of all rows.
+    """
+
+    copies: Dict[str, List[Values]]
+    wholes: Dict[Tuple[str, int], tf.Tensor]
+    counts: Dict[Tuple[str, int, int], tf.Tensor]
+
+
 class WholeBatch(NamedTuple):
     """What was built in a graph: `Graph.state_of`.
 
     Attributes:
       losses: names of what was differentiated by variables.
-      sources: name of a tensor -> whether it was taken to have rows of the batch, or random numbers.
+      sources: of each loss, names of tensors, and whether they were taken to have rows of the batch, or random numbers.
+      built: the copies and wholes.
     """
 
     losses: Tuple[str, ...] = ()
     sources: Tuple[Tuple[str, Flow], ...] = ()
+    built: Built = Built({}, {}, {})
 
 
 def lower(graph: Graph, request: GradientsRequest) -> GradientsRequest:
@@ -76,7 +93,8 @@ def lower(graph: Graph, request: GradientsRequest) -> GradientsRequest:
     none: Set[int] = set()
     lowering = RowLowering(graph.tf_graph, view, flow, nodes, sources, none, none, frozenset(), averages=True)
     by_variables = any(variable_name(x) is not None for x in request.xs)
-    wholes = _Wholes(graph.tf_graph, view, lowering)
+    state = graph.state_of(WholeBatch) or WholeBatch()
+    wholes = _Wholes(graph.tf_graph, view, lowering, state.built)
     made: Dict[str, tf.Tensor] = {}
     with graph.building_own_ops(), tf.control_dependencies(None), tf.device(None), tf.name_scope(_SCOPE):
         for y in ys:
@@ -88,9 +106,9 @@ def lower(graph: Graph, request: GradientsRequest) -> GradientsRequest:
             is_averaged = not by_variables or lowering.of(output) in (SAME, _MEAN)
             made[y.name] = wholes.of_replicas(output, [y])[0] if is_averaged else wholes.whole(output, [y])
     if by_variables:
-        state = graph.state_of(WholeBatch) or WholeBatch()
-        known = dict(state.sources, **_by_name(view, sources))
-        graph.keep(WholeBatch, WholeBatch(state.losses + tuple(y.name for y in ys), tuple(sorted(known.items()))))
+        known = state.sources + tuple(pair for pair in _by_name(view, sources).items() if pair not in state.sources)
+        losses = state.losses + tuple(y.name for y in ys)
+        graph.keep(WholeBatch, WholeBatch(losses, known, wholes.built()))
     if all(made[y.name] is y for y in ys):
         return request
     _refuse_call(request, by_variables)
@@ -167,7 +185,24 @@ def _by_name(view: GraphView, sources: Dict[Output, Flow]) -> Dict[str, Flow]:
 
 
 class _Wholes(Wholes):
-    """Builds the wholes of values by markers."""
+    """Builds the wholes of values by markers; what losses before have built is taken from there."""
+
+    def __init__(self, tf_graph: tf.Graph, view: GraphView, lowering: RowLowering, before: Built) -> None:
+        super().__init__(tf_graph, view, lowering)
+        self._before = before
+        at = view.index
+        self._own = {at[name]: copies for name, copies in before.copies.items() if at[name] in lowering.found}
+        self._wholes = {(at[name], output): whole for (name, output), whole in before.wholes.items()}
+        self._counts = {((at[name], output), dim): count for (name, output, dim), count in before.counts.items()}
+
+    def built(self) -> Built:
+        """What was built before, and now."""
+        nodes = self._view.nodes
+        return Built(
+            {**self._before.copies, **{nodes[node].name: copies for node, copies in self._own.items()}},
+            {(nodes[node].name, output): whole for (node, output), whole in self._wholes.items()},
+            {(nodes[node].name, output, dim): count for ((node, output), dim), count in self._counts.items()},
+        )
 
     def _sum(self, values: Values) -> tf.Tensor:
         return markers.marked(values[0], markers.SUMS)

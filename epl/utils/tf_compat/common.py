@@ -10,7 +10,10 @@ from tensorflow.python.client import (
     device_lib,  # names of GPUs
 )
 from tensorflow.python.client import session as session_module
-from tensorflow.python.distribute import distribute_lib  # the strategy that stands for none
+from tensorflow.python.distribute import (
+    distribute_lib,  # the strategy that stands for none
+    one_device_strategy,  # what both of its classes have in common
+)
 from tensorflow.python.eager import context as eager_context  # the settings of tf.config
 from tensorflow.python.framework import (
     c_api_util,  # scoped C buffers
@@ -110,9 +113,10 @@ class _ScratchGraph(func_graph.FuncGraph):
         return taken
 
 
-def is_default_strategy(strategy: Any) -> bool:
-    """Whether a tf.distribute.Strategy is the one that stands for none."""
-    return isinstance(strategy.extended, distribute_lib._DefaultDistributionExtended)
+def is_strategy_of_one_device(strategy: Any) -> bool:
+    """Whether a tf.distribute.Strategy is a OneDeviceStrategy, or the one that stands for none."""
+    kinds = (one_device_strategy.OneDeviceExtended, distribute_lib._DefaultDistributionExtended)
+    return isinstance(strategy.extended, kinds)
 
 
 def is_function_graph(graph: tf.Graph) -> bool:
