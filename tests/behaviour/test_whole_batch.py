@@ -307,31 +307,6 @@ def test_the_loss_is_that_of_all_rows_where_it_is_shown(oracle: Oracle) -> None:
     assert NOT_OF_ONE_DEVICE not in answer.log
 
 
-def _by_inputs(ctx: Context) -> None:
-    """Worker 0 alone fetches the gradient of the loss by the rows."""
-    for loss in (masked, clip):
-        tf.reset_default_graph()
-        ctx.init(replicate__batch="all")
-        model = Model(ctx, "float64")
-        variables = tf.trainable_variables()
-        by_rows, *gradients = tf.gradients(loss(model), [model.x, *variables])
-        tf.train.GradientDescentOptimizer(0.05).apply_gradients(zip(gradients, variables))
-        with tf.Session() as sess:
-            sess.run(tf.global_variables_initializer())
-            if ctx.worker == 0:
-                rows = {model.x: model.data.x[:6], model.y: model.data.y[:6]}
-                ctx.record(**{loss.__name__: sess.run(by_rows, rows)})
-
-
-@pytest.mark.parametrize("topology", [(1, 2), (2, 1)], ids=topology_name)
-def test_gradients_by_inputs_alone_are_of_all_that_is_fed(oracle: Oracle, topology: Any) -> None:
-    plain = oracle.plain(_by_inputs).results
-    seen = oracle.plan(topology, _by_inputs)[0].results
-    for loss in (masked, clip):
-        ((expected,), (gradient,)) = plain[loss.__name__], seen[loss.__name__]
-        np.testing.assert_allclose(gradient, expected, rtol=0, atol=EXACT)
-
-
 def _twice(ctx: Context) -> None:
     """A loss that is differentiated three times, and fetched by worker 0 alone."""
     ctx.init(replicate__batch="all", communication__timeout=30)
@@ -388,6 +363,8 @@ def _refused(ctx: Context, what: str) -> None:
         loss = model.of_each
     if what == "tensors":
         tf.gradients(loss, model.hidden)
+    if what == "tensors_too":
+        variables = [*variables, model.hidden]
     if what == "penalty":
         loss = tf.reduce_mean(tf.square(tf.gradients(tf.reduce_mean(model.of_each), variables)[0]))
     gradients = tf.gradients(loss, variables, grad_ys=tf.constant(2.0) if what == "seeds" else None)
@@ -412,6 +389,7 @@ REFUSED = {
     "loop": 'not available yet: replicate.batch "all" with rows that EPL cannot follow',
     "vector": 'not available yet: replicate.batch "all" with a loss that is no scalar',
     "tensors": 'not available yet: replicate.batch "all" with gradients by tensors alone',
+    "tensors_too": 'replicate.batch "all" with gradients by variables and by other tensors in one call',
     "penalty": 'not available yet: replicate.batch "all" with gradients of gradients',
     "seeds": 'not available yet: replicate.batch "all" with grad_ys',
     "whole_late": "was taken to hold rows of a batch",

@@ -302,5 +302,10 @@ def _refuse_call(request: GradientsRequest, by_variables: bool) -> None:
             f"{KEY} with gradients by tensors alone",
             'The objective mixes rows, and is differentiated by no variable. Set replicate.batch to "each".',
         )
+    if any(variable_name(x) is None for x in request.xs):
+        raise NotAvailableError(
+            f"{KEY} with gradients by variables and by other tensors in one call",
+            "The objective mixes rows. Call tf.gradients on the variables alone.",
+        )
     if any(one is not None for one in as_list(request.arguments.get("grad_ys"))):
         raise NotAvailableError(f"{KEY} with grad_ys", "Multiply the loss by it before it is differentiated.")
