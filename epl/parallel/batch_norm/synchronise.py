@@ -16,17 +16,15 @@ import tensorflow.compat.v1 as tf
 from epl.ir.control_flow import depths_of, ends_of, run_order
 from epl.ir.taskgraph import PHASE_ATTR
 from epl.ir.view import GraphView
-from epl.ops.weighing import weighed
 from epl.parallel.batch_norm import sites
 from epl.parallel.batch_norm.sums import BACKWARD
 from epl.parallel.plan.communicators import batch_norm_communicator
 from epl.parallel.plan.plan import section
 from epl.parallel.plan.sections import BatchNormSection
-from epl.parallel.rewriting.by_hand import unless_by_hand
+from epl.parallel.rewriting import of_all_rows
 from epl.parallel.rewriting.context import RewriteContext
 from epl.parallel.rewriting.needed_collectives import OrderedCollective, order_needed
 from epl.parallel.rewriting.pass_manager import Pass, names
-from epl.utils import tf_compat
 
 _PHASE = PHASE_ATTR.encode()  # of the backward pass
 
@@ -48,40 +46,23 @@ def run(rewrite: RewriteContext) -> None:
 
 def _sum_forward(rewrite: RewriteContext, name: str) -> tf.Operation:
     """Puts the sums of all rows in place of a replica's; returns the collective."""
-    op = rewrite.remember(rewrite.operation(name))
-    own = op.inputs[0]
-    with rewrite.building(f"batch_norm/{name}"):
-        sums, (collective,) = unless_by_hand(rewrite, own, lambda sent: _all_reduce(rewrite, name, sent, "forward"))
-        sums.set_shape(own.shape)
-    tf_compat.set_input(op, 0, sums)
-    return collective
+    return of_all_rows.put(rewrite, name, "batch_norm", _all_reduce(rewrite, name, "forward"))
 
 
 def _sum_backward(rewrite: RewriteContext, name: str) -> tf.Operation:
     """Puts the gradient of the loss of all rows in place of a replica's; returns the collective."""
-    op = rewrite.remember(rewrite.operation(name))
-    own = op.inputs[0]
     weight = rewrite.weight
     assert weight is not None  # there are several replicas
     if rewrite.plan.reduce_method == "sum":
         with rewrite.building(f"batch_norm/{name}"):
             weight = tf.sign(weight)
-
-    def build(sent: tf.Tensor) -> tf.Tensor:
-        total = _all_reduce(rewrite, name, weighed(sent, weight), "backward")
-        return tf.math.divide_no_nan(total, tf.fill(tf.shape(total), tf.cast(weight, total.dtype)))
-
-    with rewrite.building(f"batch_norm/{name}"):
-        gradient, (collective,) = unless_by_hand(rewrite, own, build)
-        gradient.set_shape(own.shape)
-    tf_compat.set_input(op, 0, gradient)
-    return collective
+    exchange = of_all_rows.with_weight(weight, _all_reduce(rewrite, name, "backward"))
+    return of_all_rows.put(rewrite, name, "batch_norm", exchange)
 
 
-def _all_reduce(rewrite: RewriteContext, name: str, sums: tf.Tensor, direction: str) -> tf.Tensor:
+def _all_reduce(rewrite: RewriteContext, name: str, direction: str) -> of_all_rows.Exchange:
     communicator = rewrite.communicator(batch_norm_communicator(rewrite.plan, direction))
-    total: tf.Tensor = communicator.all_reduce(sums, rewrite.base_rank, f"batch norm {name}")
-    return total
+    return lambda sums: communicator.all_reduce(sums, rewrite.base_rank, f"batch norm {name}")
 
 
 def _order(

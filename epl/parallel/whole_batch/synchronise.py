@@ -17,16 +17,14 @@ import tensorflow.compat.v1 as tf
 
 from epl.ir.control_flow import run_order
 from epl.ir.view import GraphView
-from epl.ops.weighing import weighed
 from epl.parallel.plan.communicators import whole_batch_communicator
 from epl.parallel.plan.plan import section
 from epl.parallel.plan.sections import WholeBatchSection
-from epl.parallel.rewriting.by_hand import unless_by_hand
+from epl.parallel.rewriting import of_all_rows
 from epl.parallel.rewriting.context import RewriteContext
 from epl.parallel.rewriting.needed_collectives import OrderedCollective, order_needed
 from epl.parallel.rewriting.pass_manager import Pass, names
 from epl.parallel.whole_batch import markers
-from epl.utils import tf_compat
 
 
 def run(rewrite: RewriteContext) -> None:
@@ -49,46 +47,32 @@ def _forward_of(view: GraphView, node: int) -> str:
 
 def _forward(rewrite: RewriteContext, name: str, rows: Dict[str, tf.Tensor]) -> tf.Operation:
     """Puts the value of all replicas in place of a replica's; returns the collective."""
-    op = rewrite.remember(rewrite.operation(name))
-    own = op.inputs[0]
     communicator = rewrite.communicator(whole_batch_communicator(rewrite.plan, "forward"))
 
-    def build(sent: tf.Tensor) -> tf.Tensor:
-        if op.get_attr(markers.KIND_ATTR) == markers.SUMS:
+    def exchange(sent: tf.Tensor) -> tf.Tensor:
+        if rewrite.operation(name).get_attr(markers.KIND_ATTR) == markers.SUMS:
             return communicator.all_reduce(sent, rewrite.base_rank, name)
         gathered, rows[name] = communicator.all_gather_with_rows(sent, rewrite.base_rank, name)
         return gathered
 
-    with rewrite.building(f"whole_batch/{name}"):
-        whole, (collective,) = unless_by_hand(rewrite, own, build)
-        whole.set_shape(own.shape)
-    tf_compat.set_input(op, 0, whole)
-    return collective
+    return of_all_rows.put(rewrite, name, "whole_batch", exchange)
 
 
 def _backward(rewrite: RewriteContext, name: str, rows: Dict[str, tf.Tensor]) -> tf.Operation:
     """Puts the gradient of the loss of all replicas in place of that of a replica's; returns the collective."""
-    op = rewrite.remember(rewrite.operation(name))
-    own = op.inputs[0]
+    op = rewrite.operation(name)
     weight, rank = rewrite.weight, rewrite.base_rank
     assert weight is not None  # there are several replicas
     communicator = rewrite.communicator(whole_batch_communicator(rewrite.plan, "backward"))
 
-    def build(gradient: tf.Tensor) -> tf.Tensor:
-        sent = weighed(gradient, weight)
+    def exchange(sent: tf.Tensor) -> tf.Tensor:
         if op.get_attr(markers.KIND_ATTR) == markers.SUMS_BACK:
-            total = communicator.all_reduce(sent, rank, name)
-        else:
-            from_each = rows[op.get_attr(markers.FORWARD_ATTR).decode()]
-            parts, received = communicator.all_to_all(sent, rank, name, row_splits=from_each)
-            total = _sum_of_parts(parts, received, communicator.world_size)
-        return tf.math.divide_no_nan(total, tf.fill(tf.shape(total), tf.cast(weight, total.dtype)))
+            return communicator.all_reduce(sent, rank, name)
+        from_each = rows[op.get_attr(markers.FORWARD_ATTR).decode()]
+        parts, received = communicator.all_to_all(sent, rank, name, row_splits=from_each)
+        return _sum_of_parts(parts, received, communicator.world_size)
 
-    with rewrite.building(f"whole_batch/{name}"):
-        whole, (collective,) = unless_by_hand(rewrite, own, build)
-        whole.set_shape(op.outputs[0].shape)
-    tf_compat.set_input(op, 0, whole)
-    return collective
+    return of_all_rows.put(rewrite, name, "whole_batch", of_all_rows.with_weight(weight, exchange))
 
 
 def _sum_of_parts(parts: tf.Tensor, received: tf.Tensor, world: int) -> tf.Tensor:
