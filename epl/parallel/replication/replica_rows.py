@@ -189,10 +189,7 @@ def _find_scalars(
     flow = RowFlow(graph.tf_graph, view, nodes, sources, own_means=before_loss)
     lowering = RowLowering(graph.tf_graph, view, flow, nodes, {**sources, **flow.kept}, same, differing, trained)
     means = {output.tensor for output in plan.outputs if (output.scope, output.merge) == ("local", "mean")}
-    sources_of_values = {one: whole_scalars.passed_on(view, one) for one in candidates}
-    averaged = frozenset(
-        one for one, (node, at) in sources_of_values.items() if f"{view.nodes[node].name}:{at}" in means
-    )
+    averaged = frozenset(one for one in candidates if whole_scalars.shown_value(view, one) in means)
     return whole_scalars.choose(view, flow, lowering, candidates, averaged)
 
 

@@ -6,8 +6,8 @@
 `epl/parallel/sharding/row_lowering.py` says whether the whole of a scalar can be had. What the forward pass computes
 stays that of each replica: where a batch norm takes the statistics of a replica's own rows, the accuracy is that of
 the predictions which the loss takes. Such statistics are those of a replica, and so is a scalar that takes one next
-to a mean. A scalar is left to replica 0 if it needs data or placeholders that the gradients
-do not need: more data would be drawn for it.
+to a mean. A scalar is left to replica 0 if it needs data or placeholders that the gradients do not need: more data
+would be drawn for it.
 """
 
 from typing import AbstractSet, FrozenSet, NamedTuple, Set, Tuple
@@ -57,11 +57,12 @@ def scalars_of(tf_graph: tf.Graph, view: GraphView, nodes: AbstractSet[int]) -> 
     return found
 
 
-def passed_on(view: GraphView, output: Output) -> Output:
-    """What an output is the value of: `train_op = tf.identity(loss)` is the loss."""
-    while view.types[output[0]] in PASSES_ON:
-        output = data_inputs(view, output[0])[0]
-    return output
+def shown_value(view: GraphView, output: Output) -> str:
+    """The name of the tensor that an output has the value of: `train_op = tf.identity(loss)` shows the loss."""
+    node, at = output
+    while view.types[node] in PASSES_ON:
+        node, at = data_inputs(view, node)[0]
+    return f"{view.nodes[node].name}:{at}"
 
 
 def choose(
