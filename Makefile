@@ -31,7 +31,7 @@ test: setup
 	@$(RUN) $(VENV_PYTHON) -m pytest -n $(JOBS) -m "not long" $(ARGS)
 
 test-long: setup
-	@$(RUN) $(VENV_PYTHON) -m pytest -n $(JOBS) -m long $(ARGS)
+	@$(RUN) EPL_VERIFY=1 $(VENV_PYTHON) -m pytest -n $(JOBS) -m long $(ARGS)
 
 coverage: setup
 	@$(RUN) $(VENV_PYTHON) -m pytest -n $(JOBS) -m "not long" --cov=epl --cov-report=term $(ARGS)

@@ -27,12 +27,12 @@ hypothesis.settings.load_profile("no_deadline")
 # What a user has in the shell must not change what a test sees. A random hash seed in every child process shows
 # order that depends on hashing.
 _FOREIGN = ("EPL_", "SLURM", "OMPI_", "PMI_", "PMIX_", "MV2_", "MPI_LOCAL")
-_OURS = ("EPL_APT",)  # "off": tests install no package of the operating system
+_OURS = ("EPL_APT", "EPL_VERIFY")  # EPL_APT=off: tests install no package of the operating system
 for _name in [name for name in os.environ if name.startswith(_FOREIGN)] + ["TF_CONFIG", "PYTHONHASHSEED"]:
     if _name not in _OURS:
         os.environ.pop(_name, None)
 os.environ["TF_CPP_MIN_LOG_LEVEL"] = "2"
-os.environ["EPL_VERIFY"] = "last"  # every graph that a test rewrites is checked; tests/parallel checks after each pass
+os.environ.setdefault("EPL_VERIFY", "last")  # every graph that a test rewrites is checked; 1: after each pass
 
 _MARK = "TEST_PROCESS_OF"  # set in this process alone, so found in the environment of what it starts
 os.environ[_MARK] = uuid.uuid4().hex

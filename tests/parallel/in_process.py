@@ -20,9 +20,8 @@ from epl.utils import tf_compat
 
 
 @pytest.fixture
-def init(monkeypatch: Any) -> Iterator[Callable[..., None]]:
+def init() -> Iterator[Callable[..., None]]:
     """`init(devices, annotate, section__key=value)`: a fresh graph and epl.init; taken back afterwards."""
-    monkeypatch.setenv("EPL_VERIFY", "1")
 
     def call(devices: int = 2, annotate: bool = True, **config: Any) -> None:
         values = {key.replace("__", "."): value for key, value in config.items()}  # type: Dict[str, Any]

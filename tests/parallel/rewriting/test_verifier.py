@@ -161,6 +161,7 @@ def test_the_graph_is_whole_after_each_pass(init, monkeypatch, devices):
     monkeypatch.setattr(
         verifier, "check_rewrite", lambda rewrite, done: (checked.append(done[-1]), check(rewrite, done))
     )
+    monkeypatch.setenv("EPL_VERIFY", "1")
     init(devices, communication__num_communicators=2, communication__max_splits=3)
     train_op = train_with_everything()
     with tf.Session() as sess:
