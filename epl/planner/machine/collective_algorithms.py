@@ -10,6 +10,9 @@ from typing import Dict, Tuple
 
 FLAT, HIERARCHICAL, NCCL = "auto", "hierarchical", "nccl"
 
+# Memory in which each rank of an NCCL communicator packs small tensors (kPackBytes of csrc/comm/nccl.cc).
+NCCL_PACK_BYTES = 8 << 20
+
 RING, TREE, DIRECT, BY_MACHINES = "ring", "tree", "direct", "hierarchical"
 
 KINDS = ("all-reduce", "reduce-scatter", "all-gather", "broadcast", "all-to-all")
