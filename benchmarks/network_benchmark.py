@@ -1,4 +1,4 @@
-"""Hierarchical collectives against flat ones between two machines, over a link with a rate and a delay."""
+"""Two machines over a link with a rate and a delay: hierarchical collectives against flat ones, exposed communication."""
 
 import os
 import shutil
@@ -57,24 +57,60 @@ def run(quick: bool) -> harness.Result:
                         at_least=None if quick else max(NEVER_SLOWER, PART_OF_MODEL * model),
                     )
                 )
+    try:
+        rows += _exposed(details)
+    except (OSError, subprocess.CalledProcessError) as error:
+        missing.append("exposed communication: %s" % error)
     conditions = [
         "%d machines of %d workers with one rank each; speed of hierarchical collectives against flat ones"
         % (MACHINES, WORKERS),
         "two network namespaces, between them a link in user space (benchmarks/network_link.py); float32",
         "until the slowest worker is done; the collectives take turns",
         "target: never slower by more than 5%, and three quarters of what the planner's model says",
+        "exposed communication: traced steps of data parallelism (benchmarks/workers/overlap.py)",
     ]
     return harness.Result("network (speed)", conditions, rows, {"seconds": details}, missing)
 
 
-def _measure(network: Network, rounds: int) -> Dict[Tuple[str, int, str], List[float]]:
-    """Seconds of each round, by kind, bytes and transport."""
-    for tool in ("unshare", "ip", "make"):
+def _exposed(details: Dict[str, Dict[str, List[float]]]) -> List[harness.Row]:
+    """What of the communication of a data-parallel step its computation does not cover."""
+    worker = os.path.join(environment.ROOT, "benchmarks", "workers", "overlap.py")
+    network, found = NETWORKS[-1], {}
+    for buckets in (5, 1):
+        printed = _next_to(network, [sys.executable, worker, "{other}", str(buckets)])
+        steps = [line.split()[1:] for line in printed.splitlines() if line.startswith("step ")]
+        found[buckets] = [(float(exposed), float(last)) for exposed, last in steps]
+        details["exposed, last of %d buckets" % buckets] = {
+            name: list(seconds) for name, seconds in zip(("exposed", "last"), zip(*found[buckets]))
+        }
+    several, one = found[5], found[1]
+    return [
+        harness.row(
+            network.name + ": exposed communication of 5 buckets / that of the last bucket",
+            [exposed / last for exposed, last in several],
+            at_most=1.05,
+        ),
+        harness.row(
+            network.name + ": exposed communication of 5 buckets / of 1 bucket",
+            harness.ratios([exposed for exposed, _ in several], [exposed for exposed, _ in one]),
+        ),
+    ]
+
+
+def _next_to(network: Network, command: List[str]) -> str:
+    """Runs a command next to the link; returns what it prints."""
+    for tool in ("unshare", "nsenter", "ip", "make"):
         if shutil.which(tool) is None:
             raise OSError(tool + " is not there")
+    link = [sys.executable, os.path.join(environment.ROOT, "benchmarks", "network_link.py")]
+    whole = ["unshare", "-rn"] + link + [str(network.rate), str(network.delay)] + command
+    return subprocess.run(whole, check=True, stdout=subprocess.PIPE, universal_newlines=True).stdout
+
+
+def _measure(network: Network, rounds: int) -> Dict[Tuple[str, int, str], List[float]]:
+    """Seconds of each round, by kind, bytes and transport."""
     core = os.path.join(environment.ROOT, "csrc")
     subprocess.run(["make", "-s", "-C", core, "BUILD=build", "build/release/test_core"], check=True)
-    link = [sys.executable, os.path.join(environment.ROOT, "benchmarks", "network_link.py")]
     bench = [os.path.join(core, "build", "release", "test_core"), "bench", "--seconds"]
     options = {
         "--processes": str(MACHINES * WORKERS),
@@ -84,10 +120,9 @@ def _measure(network: Network, rounds: int) -> Dict[Tuple[str, int, str], List[f
         "--kinds": ",".join(KINDS),
         "--bytes": ",".join(str(size) for size in network.sizes),
     }
-    command = ["unshare", "-rn"] + link + [str(network.rate), str(network.delay)] + bench
     for option, value in options.items():
-        command += [option, value]
-    printed = subprocess.run(command, check=True, stdout=subprocess.PIPE, universal_newlines=True).stdout
+        bench += [option, value]
+    printed = _next_to(network, bench)
     times = {}
     for line in printed.splitlines():
         words = line.split()

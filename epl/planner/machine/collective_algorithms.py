@@ -2,7 +2,8 @@
 
 transport      named as in the core (csrc/comm/transport.cc)
 auto           direct: each process exchanges with each other one (csrc/comm/program.cc)
-hierarchical   in each machine, then between the processes of equal place (csrc/comm/program_hierarchical.cc)
+hierarchical   in each machine, then between the processes of equal place; small broadcasts are direct
+               (csrc/comm/program_hierarchical.cc)
 nccl           rings, and a tree over machines for all-reduce; all-to-all is a group of messages (csrc/comm/nccl.cc)
 """
 
@@ -19,7 +20,7 @@ KINDS = ("all-reduce", "reduce-scatter", "all-gather", "broadcast", "all-to-all"
 
 ALGORITHMS: Dict[str, Dict[str, Tuple[str, ...]]] = {
     FLAT: dict.fromkeys(KINDS, (DIRECT,)),
-    HIERARCHICAL: {**dict.fromkeys(KINDS, (BY_MACHINES,)), "all-to-all": (DIRECT,)},
+    HIERARCHICAL: {**dict.fromkeys(KINDS, (BY_MACHINES,)), "broadcast": (BY_MACHINES, DIRECT), "all-to-all": (DIRECT,)},
     NCCL: {
         "all-reduce": (RING, TREE, BY_MACHINES),
         "reduce-scatter": (RING,),
