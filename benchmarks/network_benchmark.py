@@ -1,4 +1,4 @@
-"""Two machines over a link with a rate and a delay: hierarchical collectives against flat ones, exposed communication."""
+"""Two machines over a link with a rate and a delay: hierarchical and flat collectives, exposed communication."""
 
 import os
 import shutil

@@ -52,7 +52,7 @@ def main() -> int:
     for index, enter in enumerate(([], elsewhere)):
         hosts = ["10.77.0.{}:{}".format(1 + worker, _PORT + worker) for worker in range(2)]
         job = {"cluster": {"worker": hosts}, "task": {"type": "worker", "index": index}}
-        variables = dict(os.environ, TF_CONFIG=json.dumps(job))
+        variables = dict(os.environ, TF_CONFIG=json.dumps(job), TF_CPP_MIN_LOG_LEVEL="1")
         output = None if index == 0 else subprocess.DEVNULL
         workers.append(subprocess.Popen(enter + [sys.executable] + sys.argv, env=variables, stdout=output))
     return max(worker.wait() for worker in workers)

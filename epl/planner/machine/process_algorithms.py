@@ -93,7 +93,7 @@ class ProcessAlgorithms:
         return Fastest(tuple(("direct", one) for one in options))
 
     def _exchange(self, teams: Sequence[Devices]) -> FrozenSet[Channel]:
-        """The channel of what a device sends to the others, all at once: the longest latency counts, and counts once."""
+        """The channel of what a device sends to the others, all at once: the longest latency counts once."""
         firsts = [(team[0], other) for team in teams for other in team[1:]]
         latency = max(channel.latency for channel in self._routes.channels(firsts))
         return frozenset(channel._replace(latency=latency) for channel in self._routes.exchange(teams))

@@ -7,9 +7,9 @@ import pytest
 
 from epl.ir.taskgraph import HOST_ATTR
 from epl.parallel.plan.sections import ZeroSection
+from epl.planner.machine.collective_algorithms import NCCL_PACK_BYTES
 from epl.planner.machine.presets import LINKS
 from epl.planner.prediction.host_memory import copy_seconds
-from epl.planner.machine.collective_algorithms import NCCL_PACK_BYTES
 from epl.planner.prediction.prediction import predict, predicted, prepare
 from epl.utils import tf_compat
 from epl.utils.errors import NotAvailableError
