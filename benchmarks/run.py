@@ -18,6 +18,7 @@ from benchmarks import (
     harness,
     largest_model_benchmark,
     memory_benchmark,
+    network_benchmark,
     options_benchmark,
     pipeline_benchmark,
     pipeline_rewriting_benchmark,
@@ -38,6 +39,7 @@ BENCHMARKS = {
     "i": cores_benchmark.run,
     "j": first_step_benchmark.run,
     "k": options_benchmark.run,
+    "l": network_benchmark.run,
 }
 
 
@@ -50,7 +52,8 @@ def main() -> int:
         choices=sorted(BENCHMARKS),
         help="a: training step, b: all-reduce, c: graph rewriting, d: pipeline step, "
         "e: rewriting of pipelines, f: split head, g: memory of a step, h: largest model, i: cores of a worker, "
-        "j: time to the first step, k: options that guard the numbers (repeatable; default: all)",
+        "j: time to the first step, k: options that guard the numbers, l: collectives over a network "
+        "(repeatable; default: all)",
     )
     parser.add_argument("--quick", action="store_true", help="tiny sizes and few rounds: checks that all works")
     arguments = parser.parse_args()

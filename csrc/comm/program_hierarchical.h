@@ -4,7 +4,8 @@
 //   reduce           reduce-scatter inside, reduce of the shards to the root's machine, gather there
 //   reduce_scatter   reduce-scatter inside, reduce-scatter across
 //   all_gather       all-gather across, all-gather inside
-//   broadcast        inside the root's machine, a shard of each of its processes across, all-gather inside the others
+//   broadcast        inside the root's machine, a shard of each of its processes across, all-gather inside the others;
+//                    flat up to 4 KB
 //
 // Reductions add up the local ranks of each process, then the processes of each machine in their order, then the
 // machines in their order: the same on every rank, and for any sizes.
@@ -19,7 +20,7 @@
 
 namespace epl {
 
-// Null for a kind without a hierarchical algorithm. `machines` outlives the program.
+// Null where the flat program serves. `machines` outlives the program.
 std::unique_ptr<Program> MakeHierarchicalProgram(const Op& op, const Members& members, int64_t slot_bytes,
                                                  const MachineLayout& machines);
 

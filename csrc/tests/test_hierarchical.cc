@@ -43,12 +43,12 @@ epl::MachineLayout LayoutOf(int machines, int each) {
   return layout;
 }
 
-// Bytes that a collective of 32,768 floats for each process sends, by pair of machines.
-std::map<std::pair<int, int>, int64_t> BytesBetween(epl_kind kind, const epl::MachineLayout& layout,
-                                                    bool hierarchical) {
+// Bytes that a collective of so many floats for each process sends, by pair of machines.
+std::map<std::pair<int, int>, int64_t> BytesBetween(epl_kind kind, const epl::MachineLayout& layout, bool hierarchical,
+                                                    int64_t floats = 32768) {
   const int size = static_cast<int>(layout.machine_of.size());
   const epl::Members members = MembersOf(size, 0);
-  const int64_t count = 32768 * (kind == EPL_ALL_GATHER ? 1 : size);
+  const int64_t count = floats * (kind == EPL_ALL_GATHER ? 1 : size);
   std::vector<int64_t> splits(size, count / size);
   epl::Request request;
   request.args.kind = kind;
@@ -104,6 +104,11 @@ void CheckBytes(epl_kind kind) {
 TEST(hierarchical_bytes_all_reduce) { CheckBytes(EPL_ALL_REDUCE); }
 TEST(hierarchical_bytes_reduce) { CheckBytes(EPL_REDUCE); }
 TEST(hierarchical_bytes_broadcast) { CheckBytes(EPL_BROADCAST); }
+TEST(hierarchical_is_flat_for_a_small_broadcast) {
+  const epl::MachineLayout layout = LayoutOf(2, 2);
+  CHECK(BytesBetween(EPL_BROADCAST, layout, true, 256) == BytesBetween(EPL_BROADCAST, layout, false, 256));
+  CHECK(BytesBetween(EPL_BROADCAST, layout, true, 512) != BytesBetween(EPL_BROADCAST, layout, false, 512));
+}
 TEST(hierarchical_bytes_all_gather) { CheckBytes(EPL_ALL_GATHER); }
 TEST(hierarchical_bytes_reduce_scatter) { CheckBytes(EPL_REDUCE_SCATTER); }
 

@@ -2,7 +2,8 @@
 
 transport      named as in the core (csrc/comm/transport.cc)
 auto           direct: each process exchanges with each other one (csrc/comm/program.cc)
-hierarchical   in each machine, then between the processes of equal place (csrc/comm/program_hierarchical.cc)
+hierarchical   in each machine, then between the processes of equal place; small broadcasts are direct
+               (csrc/comm/program_hierarchical.cc)
 nccl           rings, and a tree over machines for all-reduce; all-to-all is a group of messages (csrc/comm/nccl.cc)
 """
 
@@ -10,13 +11,16 @@ from typing import Dict, Tuple
 
 FLAT, HIERARCHICAL, NCCL = "auto", "hierarchical", "nccl"
 
+# Memory in which each rank of an NCCL communicator packs small tensors (kPackBytes of csrc/comm/nccl.cc).
+NCCL_PACK_BYTES = 8 << 20
+
 RING, TREE, DIRECT, BY_MACHINES = "ring", "tree", "direct", "hierarchical"
 
 KINDS = ("all-reduce", "reduce-scatter", "all-gather", "broadcast", "all-to-all")
 
 ALGORITHMS: Dict[str, Dict[str, Tuple[str, ...]]] = {
     FLAT: dict.fromkeys(KINDS, (DIRECT,)),
-    HIERARCHICAL: {**dict.fromkeys(KINDS, (BY_MACHINES,)), "all-to-all": (DIRECT,)},
+    HIERARCHICAL: {**dict.fromkeys(KINDS, (BY_MACHINES,)), "broadcast": (BY_MACHINES, DIRECT), "all-to-all": (DIRECT,)},
     NCCL: {
         "all-reduce": (RING, TREE, BY_MACHINES),
         "reduce-scatter": (RING,),

@@ -12,8 +12,8 @@
     all-to-all       direct         n - 1 messages of B / n from each device
 
     the core, between processes on CPUs
-    all-reduce       direct         n - 1 messages of B from each, or 2 (n - 1) of B / n where n > 2
-    others           direct         n - 1 messages of B / n; a broadcast: n - 1 of B from one
+    all-reduce       direct         n - 1 messages of B from each, a + (n - 1) B / b, or of B / n, twice, where n > 2
+    others           direct         n - 1 messages of B / n, a + (n - 1) / n B / b; a broadcast: n - 1 of B from one
     all but the last hierarchical   as above; all-to-all never is
 
 `collective_algorithms.py` has the table. Sources: Thakur, Rabenseifner, Gropp, Optimization of Collective Communication

@@ -1,14 +1,14 @@
 """The algorithms of the core between processes, for tensors in host memory, as steps.
 
     devices        0 1 | 2 3    of processes 0 and 1: the ranks of a process meet in its memory first
-    direct         each process sends each other process its part: an exchange, with no ring and no tree
+    direct         each process sends each other process its part, all at the same time: their latencies overlap
     hierarchical   the same inside each machine, then between the processes of equal place
 
 An all-reduce is an exchange of the whole tensor, or, between three processes or more, of a part to each process that
 reduces it, and back (csrc/comm/program.cc). A reduce-scatter reduces in the memory of the process first.
 """
 
-from typing import Dict, List, Sequence
+from typing import Dict, FrozenSet, List, Sequence
 
 from epl.planner.machine.collective_steps import (
     Algorithm,
@@ -21,7 +21,7 @@ from epl.planner.machine.collective_steps import (
     teams_of,
     words,
 )
-from epl.planner.machine.routes import Routes
+from epl.planner.machine.routes import Channel, Routes
 
 _REDUCES = ("all-reduce", "reduce-scatter")
 _SENDS_OUT = ("all-reduce", "all-gather", "broadcast")
@@ -45,12 +45,14 @@ class ProcessAlgorithms:
             return Fastest((("direct", self._direct(kind, [devices], 1.0, "")),))
         firsts = tuple(process[0] for process in processes)
         machines = self._machines(firsts) if self.by_machines else []
-        between = self._hierarchical(kind, machines) if machines else [self._direct(kind, [firsts], 1.0, "")]
+        flat = ("direct", [self._direct(kind, [firsts], 1.0, "")])
+        options = [("hierarchical", self._hierarchical(kind, machines))] if machines else [flat]
+        if machines and kind == "broadcast":
+            options.append(flat)  # of few bytes
         several = [process for process in processes if len(process) > 1]
         before = [each(lambda one: self._meet("reduce", one), several)] if several and kind in _REDUCES else []
         after = [each(lambda one: self._meet("broadcast", one), several)] if several and kind in _SENDS_OUT else []
-        name = "hierarchical" if machines else "direct"
-        return Fastest(((name, RoundSequence((*before, *between, *after))),))
+        return Fastest(tuple((name, RoundSequence((*before, *between, *after))) for name, between in options))
 
     def _processes(self, devices: Devices) -> List[Devices]:
         found: Dict[int, List[int]] = {}
@@ -82,13 +84,19 @@ class ProcessAlgorithms:
         if kind == "broadcast":
             messages = [(team[0], other) for team in teams for other in team[1:]]
             return Rounds(what, 1, share, self._routes.channels(messages))
-        channels = self._routes.exchange(teams)
+        channels, others = self._exchange(teams), size - 1
         if kind != "all-reduce":
-            return Rounds(what, size - 1, share / size, channels)
-        options = [Rounds(what, size - 1, share, channels)]
+            return Rounds(what, 1, share * others / size, channels)
+        options = [Rounds(what, 1, share * others, channels)]
         if size > 2:
-            options.append(Rounds(what, 2 * (size - 1), share / size, channels))
+            options.append(Rounds(what, 2, share * others / size, channels))
         return Fastest(tuple(("direct", one) for one in options))
+
+    def _exchange(self, teams: Sequence[Devices]) -> FrozenSet[Channel]:
+        """The channel of what a device sends to the others, all at once: the longest latency counts once."""
+        firsts = [(team[0], other) for team in teams for other in team[1:]]
+        latency = max(channel.latency for channel in self._routes.channels(firsts))
+        return frozenset(channel._replace(latency=latency) for channel in self._routes.exchange(teams))
 
     def _meet(self, what: str, process: Devices) -> Algorithm:
         """A reduce to the first device of a process, or a broadcast from it, one device after the other."""

@@ -14,6 +14,7 @@ from epl.parallel.plan.hierarchy import costs_of_job
 from epl.parallel.plan.strategy import ForwardOp, Strategy
 from epl.parallel.plan.zero_decisions import DROPS, scatters_gradients
 from epl.parallel.plan.zero_refusals import refuse_stages_with_groups, refuse_v2
+from epl.planner.machine.collective_algorithms import NCCL_PACK_BYTES
 from epl.planner.machine.collective_costs import CollectiveCosts
 from epl.planner.machine.machine import Machine
 from epl.planner.prediction import host_memory
@@ -24,6 +25,7 @@ from epl.planner.prediction.lowering import StepLowering
 from epl.planner.prediction.program_builder import (
     ACTIVATIONS,
     COMMUNICATES,
+    COMMUNICATION,
     COMPUTES,
     LoweredKind,
     LoweredOp,
@@ -296,6 +298,7 @@ def _options(strategy: Strategy, layout: StrategyLayout, config: Config) -> Step
         end_taskgraph=int(values["gradient_checkpoint.end_taskgraph"]),
         budget=int(config.gradient_checkpoint.memory_budget),
         max_splits=int(config.communication.max_splits),
+        communicators=int(config.communication.num_communicators),
         half=bool(config.communication.fp16),
         sparse_as_dense=bool(config.communication.sparse_as_dense),
         apply_groups=int(values["optimizer.num_apply_group"]),
@@ -312,16 +315,22 @@ def _devices(step: PreparedStep, lowered: LoweredStep, run: SimulatedRun) -> Lis
     found = []
     computes: Dict[int, List[Tuple[float, float]]] = {}
     communicates: Dict[int, List[Tuple[float, float]]] = {}
+    collectives: Dict[int, Dict[str, int]] = {}  # of the device: how many, by decision
     for number, (op, told) in enumerate(zip(lowered.program.ops, lowered.ops)):
         if told.kind != LoweredKind.HOST_UPDATE:
             kind = computes if told.kind in COMPUTES else communicates
             kind.setdefault(op.device, []).append((run.starts[number], run.ends[number]))
+        on_hosts = step.options.offload and told.collective == "all-gather"  # of weights, before they are copied
+        if told.kind == LoweredKind.COLLECTIVE and not on_hosts:
+            of_device = collectives.setdefault(op.device, {})
+            of_device[told.decision] = of_device.get(told.decision, 0) + 1
     stages = len(step.layout.stages)
     for device in range(len(lowered.program.pools)):
         number, stage = divmod(device, stages)
         one = step.classes[number]
         busy = sum(end - start for start, end in computes.get(device, ()))
         exposed = _uncovered(communicates.get(device, []), computes.get(device, []))
+        communicators = sum(min(step.options.communicators, n) for n in collectives.get(device, {}).values())
         where = f"stage {stage}, " if stages > 1 else ""
         found.append(
             PredictedDevices(
@@ -334,21 +343,25 @@ def _devices(step: PreparedStep, lowered: LoweredStep, run: SimulatedRun) -> Lis
                 busy,
                 exposed,
                 max(0.0, run.seconds - busy - exposed),
-                _memory(step, number, stage, lowered, run),
+                _memory(step, number, stage, lowered, run, communicators),
             )
         )
     return found
 
 
-def _memory(step: PreparedStep, number: int, stage: int, lowered: LoweredStep, run: SimulatedRun) -> PredictedMemory:
+def _memory(
+    step: PreparedStep, number: int, stage: int, lowered: LoweredStep, run: SimulatedRun, communicators: int
+) -> PredictedMemory:
     peak = run.peaks[number * len(step.layout.stages) + stage]
     by_role = {role: size for role, size in step.plans.stages[number][stage].state.items() if size}
     for role, size in peak.by_role.items():
         if size:
             by_role[role] = by_role.get(role, 0) + size
     at = lowered.ops[peak.op].name if peak.op >= 0 else "all the time"
-    limit = step.classes[number].kinds[stage].memory
-    return PredictedMemory(sum(by_role.values()), by_role, peak.seconds, at, limit)
+    kind = step.classes[number].kinds[stage]
+    if kind.type == "GPU" and communicators:
+        by_role[COMMUNICATION] = by_role.get(COMMUNICATION, 0) + communicators * NCCL_PACK_BYTES
+    return PredictedMemory(sum(by_role.values()), by_role, peak.seconds, at, kind.memory)
 
 
 def _uncovered(some: List[Tuple[float, float]], others: List[Tuple[float, float]]) -> float:

@@ -99,7 +99,7 @@ class StepOptions(NamedTuple):
       checkpoint: `gradient_checkpoint.type`.
       end_taskgraph: the last block that is; -1 for all.
       budget: `gradient_checkpoint.memory_budget`.
-      max_splits: `communication.max_splits`.
+      max_splits, communicators: `communication.max_splits`, `communication.num_communicators`.
       half: `communication.fp16`.
       sparse_as_dense: `communication.sparse_as_dense`.
       apply_groups: `optimizer.num_apply_group`.
@@ -115,6 +115,7 @@ class StepOptions(NamedTuple):
     end_taskgraph: int
     budget: int
     max_splits: int
+    communicators: int
     half: bool
     sparse_as_dense: bool
     apply_groups: int

@@ -19,6 +19,7 @@ from epl.ir.view import GraphView, variable_bytes
 from epl.ops.op_types import COLLECTIVE_OP_TYPES
 from epl.parallel.rewriting.context import RewriteContext
 from epl.parallel.sharding.sharded_variables import ShardedVariables
+from epl.planner.machine.collective_algorithms import NCCL_PACK_BYTES
 from epl.planner.simulator.engine import simulate
 from epl.planner.simulator.memory import Peak
 from epl.planner.simulator.program import SimulatedProgram
@@ -244,10 +245,11 @@ def estimate(graph: StepGraph, step: StepEstimate, program: Optional[SimulatedPr
     """
     made = step.made
     peaks = simulate(made.program if program is None else program, ACTIVATIONS).peaks
-    persistent = _variables(graph, step.devices)
+    persistent, packs = _variables(graph, step.devices), _packs(graph, step)
     rows = []
     for number, (name, peak) in enumerate(zip(step.devices.names, peaks)):
-        rows.append(_device_memory(name, persistent[number], peak, _name_of(graph, made.order, peak.op)))
+        at = _name_of(graph, made.order, peak.op)
+        rows.append(_device_memory(name, persistent[number], packs[number], peak, at))
     return MemoryEstimate(tuple(rows), (), made.notes)
 
 
@@ -264,13 +266,24 @@ def _variables(graph: StepGraph, devices: EstimatedDevices) -> List[List[int]]:
     return sizes
 
 
-def _device_memory(device: str, variables: Sequence[int], peak: Peak, op: str) -> DeviceMemory:
+def _packs(graph: StepGraph, step: StepEstimate) -> List[int]:
+    """Per device, the bytes in which the communicators of a GPU pack small tensors."""
+    view = graph.view
+    used: List[Set[bytes]] = [set() for _ in step.devices.names]
+    for node in [node for node in step.made.order if node >= 0 and view.types[node] in COLLECTIVE_OP_TYPES]:
+        device = step.devices.of_node(node)
+        if "GPU" in step.devices.names[device]:
+            used[device].add(view.nodes[node].attr["communicator"].s)
+    return [len(communicators) * NCCL_PACK_BYTES for communicators in used]
+
+
+def _device_memory(device: str, variables: Sequence[int], packs: int, peak: Peak, op: str) -> DeviceMemory:
     weights, slots = variables
     gradients, activations, communication, updates = (
         peak.by_role.get(role, 0) for role in (GRADIENTS, ACTIVATIONS, TRANSFER, UPDATES)
     )
-    total = weights + slots + peak.bytes
-    return DeviceMemory(device, weights, slots, gradients, activations, communication, updates, total, op)
+    total = weights + slots + packs + peak.bytes
+    return DeviceMemory(device, weights, slots, gradients, activations, communication + packs, updates, total, op)
 
 
 def _name_of(graph: StepGraph, order: Sequence[int], op: int) -> str:

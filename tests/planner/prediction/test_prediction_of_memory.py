@@ -1,9 +1,12 @@
 """Memory at the worst moment, recomputation and ZeRO, by hand."""
 
+import pathlib
+
 import pytest
 
 from epl.config.config import Config
 from epl.env import Env
+from epl.planner.machine.collective_algorithms import NCCL_PACK_BYTES
 from epl.planner.prediction.prediction import predict, predicted, prepare
 from epl.utils.errors import NotAvailableError, PlanError
 from tests.planner.prediction.hand_made import HandCosts, Layer, device, machine, stages, strategy
@@ -19,8 +22,21 @@ def test_replicas_hold_weights_slots_activations_and_gradients():
     # The backward pass of the first layer: its output, and the gradient of it; all gradients of weights are there.
     assert memory.by_role["gradients"] == 4000
     assert memory.by_role["activations"] == 200 + 200
-    assert memory.peak == sum(memory.by_role.values()) == 16_400 and memory.at.startswith("0B0")
+    packs = 2 * NCCL_PACK_BYTES  # buckets go over two communicators
+    assert memory.by_role["communication"] == packs
+    assert memory.peak == sum(memory.by_role.values()) == 16_400 + packs and memory.at.startswith("0B0")
     assert found.fits and memory.lacks == 0 and memory.limit is None
+
+
+def test_processors_keep_no_memory_for_packs():
+    costs = HandCosts(KEPT)
+    two = machine([["a"] * 2], [device()._replace(type="CPU")])
+    assert "communication" not in predict(strategy(costs, devices=2), costs, two, 4).devices[0].memory.by_role
+
+
+def test_the_memory_of_packs_is_that_of_the_core():
+    core = pathlib.Path(__file__).parents[3] / "csrc" / "comm" / "nccl.cc"
+    assert f"kPackBytes = {NCCL_PACK_BYTES >> 20} << 20;" in core.read_text()
 
 
 def test_what_a_device_lacks_is_told():
@@ -133,9 +149,10 @@ def test_small_weights_of_zero_stay_whole():
 def test_v2_holds_two_blocks_of_weights_and_gathers_twice():
     costs = HandCosts([Layer(weight=1_000_000)] * 8)
     where = machine([["a"] * 2], bandwidth=1e30)
+    packs = 4 * NCCL_PACK_BYTES  # two communicators for gradients, two for weights
     v1, v2 = [predict(strategy(costs, devices=2, zero__level=level), costs, where, 2) for level in ("v1", "v2")]
-    assert v1.devices[0].memory.by_role["communication"] >= 7_000_000
-    assert v2.devices[0].memory.by_role["communication"] <= 2_000_000
+    assert v1.devices[0].memory.by_role["communication"] - packs >= 7_000_000
+    assert v2.devices[0].memory.by_role["communication"] - packs <= 2_000_000
     gathers = [sum(one.times for one in found.traffic if one.collective == "all-gather") for found in (v1, v2)]
     assert gathers == [8, 15]  # the last layer is gathered once for both passes
 

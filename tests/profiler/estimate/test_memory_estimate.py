@@ -13,6 +13,8 @@ from epl.ir import op_types
 from epl.ir.graph import Graph
 from epl.parallel.costs import kernels
 from epl.parallel.costs.shapes import TensorType
+from epl.parallel.plan import communicators
+from epl.planner.machine.collective_algorithms import NCCL_PACK_BYTES
 from epl.profiler import memory, step_stats
 from epl.profiler.estimate.report import describe
 from epl.profiler.memory_estimate import MemoryEstimateHook, memory_estimate
@@ -333,6 +335,17 @@ def test_offload_is_told_on_gpus_alone(init, monkeypatch):
     told = change(held_by(init, "plain", model), "offload.level = v0")
     found = {device.device: device for device in held_by(init, "plain", model, offload__level="v0").devices}
     assert told.peak == pytest.approx(found["/device:GPU:0"].peak, rel=0.1) and told.time > 0
+
+
+def test_communicators_of_gpus_keep_memory_for_packs(init, monkeypatch):
+    def communication():
+        (first, _) = held_by(init, "plain", lambda: Mlp(layers=2), devices=2).devices
+        return first.communication
+
+    on_cpus = communication()
+    monkeypatch.setattr(cluster, "_local_devices", lambda config: ("GPU", 2))
+    monkeypatch.setattr(communicators, "transport_between", lambda device_type, hierarchical: "auto")  # nothing runs
+    assert communication() - on_cpus - 2 * NCCL_PACK_BYTES < 100  # two communicators; the sizes of the batches
 
 
 def test_what_costs_least_is_told_first(init):
