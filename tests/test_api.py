@@ -128,7 +128,9 @@ def test_the_import_paths_of_the_released_package_stay(path: str) -> None:
 
 
 def test_the_names_of_the_package() -> None:
-    names = "Cluster Config Env Graph GraphKeys StepStatsHook SumMetricsHook VERSION add_to_collection executing_eagerly "
+    names = (
+        "Cluster Config Env Graph GraphKeys StepStatsHook SumMetricsHook VERSION add_to_collection executing_eagerly "
+    )
     names += "explain get_all_collections get_collection init keep_whole local_rows replicate run set_default_strategy "
     names += "split sum_metrics"
     assert sorted(epl.__all__) == sorted(names.split())
