@@ -25,7 +25,7 @@ from epl.parallel.rewriting.pass_manager import Pass, names
 from epl.parallel.rewriting.training_writes import find_training_writes
 from epl.utils import tf_compat
 
-ADDS = frozenset(["AssignAdd", "AssignAddVariableOp"])  # the second input is added
+_ADDS = frozenset(["AssignAdd", "AssignAddVariableOp"])  # the second input is added
 
 
 class MetricVariables(NamedTuple):
@@ -52,13 +52,13 @@ def find_in(rewrite: RewriteContext, view: GraphView) -> MetricVariables:
     writes = find_training_writes(rewrite.tf_graph, view, view.writes(), gradients)
     earlier = rewrite.graph.state_of(MetricVariables) or MetricVariables()
     named = {variable.op.name for variable in tf_compat.metric_variables(rewrite.tf_graph)}
-    found = find(rewrite.tf_graph, view, writes, named, rewrite.first_new)
+    # An earlier rewriting may have given each replica its own of the others.
+    named = {name for name in named if rewrite.is_new(view.index.get(name, -1)) or name in earlier.sums}
+    found = find(rewrite.tf_graph, view, writes, named)
     return MetricVariables(*[before | now for before, now in zip(earlier, found)])
 
 
-def find(
-    tf_graph: tf.Graph, view: GraphView, writes: AbstractSet[int], named: AbstractSet[str], first_new: int = 0
-) -> MetricVariables:
+def find(tf_graph: tf.Graph, view: GraphView, writes: AbstractSet[int], named: AbstractSet[str]) -> MetricVariables:
     """Finds which metric variables are sums.
 
     Args:
@@ -66,10 +66,8 @@ def find(
       view: of it.
       writes: the ops that write variables in a step, not those that initialize them.
       named: names of the ops of the metric variables.
-      first_new: the first node that no earlier rewriting has seen. Variables before it are what they are.
     """
     metrics = {node for name, node in view.names(view.of_types(op_types.VARIABLES)).items() if name in named}
-    metrics = {node for node in metrics if node >= first_new}
     written = {node: metrics.intersection(view.variable_inputs(node)) for node in writes}
     written = {node: variables for node, variables in written.items() if variables}
     summaries = set(view.of_types(op_types.SUMMARIES))
@@ -87,7 +85,7 @@ def find(
             break
         others |= mixed
         sums -= mixed
-    adds = {node for node, variables in written.items() if variables <= sums and view.types[node] in ADDS}
+    adds = {node for node, variables in written.items() if variables <= sums and view.types[node] in _ADDS}
     of_batch = data_descendants(view, data.union(view.user_placeholders()), adds)
     updated = (data_descendants(view, sums, summaries) & view.descendants(adds)) - of_batch - sums
     return MetricVariables(
@@ -102,7 +100,7 @@ def _keeps_sum(
     tf_graph: tf.Graph, view: GraphView, write: int, from_metrics: AbstractSet[int], data: AbstractSet[int]
 ) -> bool:
     """Whether a write adds what no metric variable is read for, or sets a variable to what is of no batch."""
-    is_add = view.types[write] in ADDS
+    is_add = view.types[write] in _ADDS
     if not is_add and view.types[write] not in op_types.PLAIN_ASSIGNS:
         return False
     operation = tf_graph.get_operation_by_name(view.nodes[write].name)
