@@ -40,11 +40,13 @@ from epl.parallel.replication import (
     lower_writes,
     merge_outputs,
     merge_scalars,
+    metric_variables,
     order_step_writes,
     replica_rows,
     select_ops,
     sync_variables,
 )
+from epl.parallel.replication.metric_variables import MetricVariables
 from epl.parallel.replication.replica_rows import ReplicaRows
 from epl.parallel.rewriting import contracts, needed_collectives
 from epl.parallel.rewriting.context import RewriteContext
@@ -74,6 +76,7 @@ _CORE_PASSES = (
     sync_variables.PASS,
     check_replicas.PASS,
     merge_scalars.PASS,
+    metric_variables.PASS,
     merge_outputs.LOCAL_PASS,
 )
 
@@ -244,7 +247,11 @@ def find_replica_rows(rewrite: RewriteContext, view: GraphView, state: str) -> N
     """
     try:
         aggregated = [boundary for group in rewrite.groups for boundary in group.boundaries]
-        found = replica_rows.find(rewrite.graph, rewrite.plan, view, rewrite.global_variables, aggregated, state)
+        metrics = metric_variables.find_in(rewrite, view)
+        found = replica_rows.find(
+            rewrite.graph, rewrite.plan, view, rewrite.global_variables, aggregated, metrics, state
+        )
+        rewrite.graph.keep(MetricVariables, metrics)
         rewrite.graph.keep(ReplicaRows, found)
     except Exception as error:
         logger.warning(

@@ -23,6 +23,7 @@ from epl.env import Env
 from epl.ir.graph import Graph
 from epl.parallel.sharding.sharded_variables import ShardedVariables
 from epl.parallel.transformation import ToldByWorkers
+from epl.runtime import metric_sums
 from epl.utils import tf_compat
 from epl.utils.errors import PlanError
 
@@ -226,8 +227,10 @@ def restore_parts(graph: Graph, creator: tf.train.ChiefSessionCreator, session: 
 
 def train_and_evaluate(original: Callable[..., Tuple[Any, Any]], executor: Any) -> Tuple[Any, Any]:
     """`tf.estimator.train_and_evaluate`: other workers than 0 evaluate once, when the training has ended."""
-    metrics, exported = original(executor)
     cluster = Env.get().cluster
+    if cluster is not None and cluster.worker_num > 1:
+        metric_sums.refuse_in_training(tf_compat.eval_spec(executor).hooks)
+    metrics, exported = original(executor)
     if metrics is not None or cluster is None or cluster.worker_index == 0:
         return metrics, exported
     estimator, spec = executor.estimator, tf_compat.eval_spec(executor)

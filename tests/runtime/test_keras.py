@@ -48,11 +48,36 @@ def test_fit_runs_on_every_replica(init):
     tf.keras.backend.clear_session()
 
 
-@pytest.mark.parametrize("devices,metrics,said", [(2, ["mae"], 1), (2, None, 0), (1, ["mae"], 0)])
-def test_metrics_are_those_of_replica_0_which_is_said_once(init, monkeypatch, caplog, devices, metrics, said):
+class Largest(tf.keras.metrics.Metric):
+    """The largest prediction, which is not the sum of those of the replicas."""
+
+    def __init__(self):
+        super().__init__(name="largest")
+        self.largest = self.add_weight("largest", initializer="zeros")
+
+    def update_state(self, y_true, y_pred, sample_weight=None):
+        return self.largest.assign(tf.maximum(self.largest, tf.reduce_max(y_pred)))
+
+    def result(self):
+        return tf.identity(self.largest)
+
+
+def test_metrics_of_fit_are_of_all_rows(init, caplog):
+    found = []
+    for devices in (1, 2):
+        init(devices)
+        found.append(compiled(["mae"]).fit(X, Y, batch_size=8, epochs=2, shuffle=False, verbose=0).history)
+        tf.keras.backend.clear_session()
+    for name, values in found[0].items():
+        np.testing.assert_allclose(found[1][name], values, rtol=1e-5)
+    assert "those of the rows of replica 0" not in caplog.text
+
+
+@pytest.mark.parametrize("devices,metric,said", [(2, Largest, 1), (2, None, 0), (1, Largest, 0)])
+def test_other_metrics_are_those_of_replica_0_which_is_said_once(init, monkeypatch, caplog, devices, metric, said):
     init(devices)
     monkeypatch.setattr(Env.get(), "_said", set())
-    model = compiled(metrics)
+    model = compiled(metric and [metric()])
     for _ in range(2):
         model.fit(X, Y, batch_size=8, verbose=0)
     model.evaluate(X, Y, verbose=0)

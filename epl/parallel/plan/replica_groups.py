@@ -11,6 +11,7 @@ import tensorflow.compat.v1 as tf
 from epl.ir.gradient import Gradient
 from epl.ir.graph import Graph
 from epl.ops.communicator_groups import SubCommunicators
+from epl.parallel.plan.plan import Plan
 from epl.parallel.sharding.resharding import Resharder
 
 
@@ -78,3 +79,8 @@ class ReplicaGroups:
 def replica_groups(graph: Graph) -> Optional[ReplicaGroups]:
     """The groups of a graph; None if every rank is a replica by itself."""
     return graph.state_of(ReplicaGroups)
+
+
+def is_one_part(graph: Graph, plan: Plan) -> bool:
+    """Whether each replica has one stage, one micro batch, and rows of its own."""
+    return len(plan.stages) == 1 and plan.num_micro_batch == 1 and replica_groups(graph) is None

@@ -17,6 +17,7 @@ from epl.ir.view import GraphView
 from epl.ops.op_types import COLLECTIVE_OP_TYPES
 from epl.parallel.plan.stages import stages_of_rewritten
 from epl.parallel.replication import divide_batches, sync_variables
+from epl.parallel.replication.metric_variables import MetricVariables
 from epl.parallel.rewriting.context import RewriteContext, local_name
 from epl.parallel.rewriting.function_seeds import OwnSeeds
 from epl.parallel.rewriting.pass_manager import Pass, names
@@ -43,6 +44,7 @@ def run(rewrite: RewriteContext) -> None:
             stages[node] += len(rewrite.plan.stages)
             devices.pop(node, None)
     _place_replica_0(rewrite, view, devices, stages)
+    devices.update(_with_metrics(rewrite, view, devices))
     seeds = OwnSeeds(view)
     sharded = rewrite.sharded
     own_parts = {} if sharded is None else sharded.rank_attributes(view, rewrite.cloned)
@@ -136,6 +138,19 @@ def pinned_devices(rewrite: RewriteContext, view: GraphView) -> Dict[int, str]:
     if rewrite.spans_processes:
         devices.update(dict.fromkeys(view.of_types(op_types.OF_SCRIPT), host))
     return devices
+
+
+def _with_metrics(rewrite: RewriteContext, view: GraphView, devices: Mapping[int, str]) -> Dict[int, str]:
+    """The device of ops that take a metric variable of replica 0: that of the variable, for those of all replicas."""
+    metrics = rewrite.graph.state_of(MetricVariables) or MetricVariables()
+    variables = [view.index[name] for name in metrics.sums]
+    first = rewrite.device(0)
+    return {
+        taker: devices.get(one, first)
+        for one in variables
+        for taker in view.consumers()[one]
+        if view.takes_data(taker, one)
+    }
 
 
 def _input_pipeline(rewrite: RewriteContext, view: GraphView, shared: Dict[int, str]) -> Set[int]:

@@ -201,5 +201,5 @@ LOCAL_PASS = Pass(
     provides=names("summarized plain_summaries"),
     adds=names("merged"),
     requires=names("weights over_micro_batches batch_index cloned"),
-    after=names("broadcast_variables merge_scalars"),
+    after=names("broadcast_variables merge_scalars sum_metrics"),
 )

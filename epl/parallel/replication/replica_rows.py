@@ -23,9 +23,10 @@ from epl.ir.inserted_ops import THE_USER
 from epl.ir.taskgraph import PHASE_ATTR
 from epl.ir.view import GraphView
 from epl.parallel.plan.plan import Plan, section, world_size
-from epl.parallel.plan.replica_groups import replica_groups
+from epl.parallel.plan.replica_groups import is_one_part, replica_groups
 from epl.parallel.plan.sections import BatchNormSection, WholeBatchSection
 from epl.parallel.replication import whole_scalars
+from epl.parallel.replication.metric_variables import MetricVariables
 from epl.parallel.replication.whole_scalars import WholeScalars, scalars_of
 from epl.parallel.replication.whole_writes import WholeWrites, choose
 from epl.parallel.rewriting.training_writes import find_training_writes
@@ -87,6 +88,7 @@ def find(
     view: GraphView,
     global_variables: AbstractSet[str],
     aggregated: Sequence[Boundary],
+    metrics: MetricVariables,
     state: str = "each",
 ) -> ReplicaRows:
     """Finds what depends on the rows that a replica has; nothing in a plan with one replica.
@@ -97,6 +99,7 @@ def find(
       view: of its graph.
       global_variables: names of the ops of the variables that a checkpoint has.
       aggregated: the boundaries of the gradients that the plan makes equal on all replicas.
+      metrics: the metric variables, to which all replicas of a process add.
       state: "all" if writes are to take values of all rows, where they can; "each".
     """
     if world_size(plan) == 1:
@@ -121,17 +124,22 @@ def find(
     ]
     whole = None
     trained = frozenset(one.op.name for one in graph.tf_graph.get_collection(tf.GraphKeys.TRAINABLE_VARIABLES))
-    if writing and state == "all" and _is_one_part(graph, plan):
+    if writing and state == "all" and is_one_part(graph, plan):
         candidates = [node for node, _ in writing]
         whole = choose(graph.tf_graph, view, flow, nodes, sources, candidates, before_loss, trained)
         chosen = {write.node for write in whole.writes}
         writing = [(node, variable) for node, variable in writing if node not in chosen]
+    writing += [
+        (node, view.nodes[view.variable_inputs(node)[0]].name)
+        for node in sorted(map(view.index.__getitem__, metrics.others))
+    ]
     mixing = [(node, what) for node, what in sorted(flow.mixing.items()) if node in before_loss]
     found = ReplicaRows() if earlier is None else earlier
-    if earlier is None and _is_one_part(graph, plan):
+    if earlier is None and is_one_part(graph, plan):
         same = set() if whole is None else {write.node for write in whole.writes}
         differing = {one for node, _ in writing for one in view.variable_inputs(node)}
-        scalars, own = _find_scalars(graph, plan, view, gradients, before_loss, same, differing, trained)
+        updated = {view.index[name] for name in metrics.updated}
+        scalars, own = _find_scalars(graph, plan, view, gradients, before_loss, same, differing, trained, updated)
         of_rows = frozenset(f"{view.nodes[node].name}:{at}" for node, at in scalars.scalars)
         several = world_size(plan) > plan.workers
         found = ReplicaRows(scalars=scalars if several else None, of_rows=of_rows, own=own)
@@ -164,6 +172,7 @@ def _find_scalars(
     same: AbstractSet[int],
     differing: AbstractSet[int],
     trained: AbstractSet[str],
+    updated: AbstractSet[int],
 ) -> Tuple[WholeScalars, FrozenSet[str]]:
     """The scalars that are to be shown of all rows, and the names of those that are of the rows of a replica.
 
@@ -177,7 +186,7 @@ def _find_scalars(
     data = fed.union(view.of_types(op_types.DATA_SOURCES))
     others = view.descendants(data - view.ancestors(gradients))
     merged = {output.tensor for output in plan.outputs}
-    of_batch = data_descendants(view, data, set()) - others
+    of_batch = data_descendants(view, data, set()) - others - updated
     candidates = {
         (node, at)
         for node, at in scalars_of(graph.tf_graph, view, of_batch)
@@ -191,11 +200,6 @@ def _find_scalars(
     means = {output.tensor for output in plan.outputs if (output.scope, output.merge) == ("local", "mean")}
     averaged = frozenset(one for one in candidates if whole_scalars.shown_value(view, one) in means)
     return whole_scalars.choose(view, flow, lowering, candidates, averaged)
-
-
-def _is_one_part(graph: Graph, plan: Plan) -> bool:
-    """Whether each replica has one stage, one micro batch, and rows of its own."""
-    return len(plan.stages) == 1 and plan.num_micro_batch == 1 and replica_groups(graph) is None
 
 
 def sentence(findings: Sequence[RowFinding]) -> str:

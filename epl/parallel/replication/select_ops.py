@@ -12,6 +12,7 @@ from epl.ir.taskgraph import PHASE_ATTR
 from epl.ir.view import GraphView
 from epl.parallel.replication import batch_division
 from epl.parallel.replication.batch_weights import current_view
+from epl.parallel.replication.metric_variables import MetricVariables
 from epl.parallel.replication.replica_rows import ReplicaRows
 from epl.parallel.rewriting.context import RewriteContext
 from epl.parallel.rewriting.data_waits import ends_of_data
@@ -41,10 +42,13 @@ def run(rewrite: RewriteContext) -> None:
     roots.update(view.index[name] for name in rewrite.collectives)
     roots.update(view.index[rewrite.in_replica(output.tensor).op.name] for output in rewrite.plan.outputs)
     roots.update(view.index[name] for name in _scalars(rewrite))
+    metrics = rewrite.graph.state_of(MetricVariables) or MetricVariables()
+    roots.update(view.index[name] for name in metrics.updated)
     roots.update([] if rewrite.weight is None else [view.index[rewrite.weight.op.name]])
     shared = set(view.of_types(op_types.SHARED_STATE))
     reads = set(view.of_types(op_types.CHECKPOINT_READS))
     rewrite.cloned = _with_staging(view, roots, shared)
+    rewrite.cloned -= {view.index[name] for name in metrics.sums}
     _separate_reads(rewrite, view, all_writes)
     restored = rewrite.cloned & reads
     if restored and initializers:  # initial values may come from a checkpoint

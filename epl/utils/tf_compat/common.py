@@ -35,6 +35,7 @@ from tensorflow.python.util import nest as tf_nest
 
 from epl.utils.tf_compat.chosen import (
     EVALUATION_LISTENERS,
+    KERAS_BACKENDS,
     c_api,
     c_operation,
     frames_of,
@@ -468,3 +469,11 @@ def evaluates(hook: tf.train.SessionRunHook) -> bool:
 def eval_spec(executor: Any) -> Any:
     """How tf.estimator.train_and_evaluate is to evaluate."""
     return executor._eval_spec
+
+
+def metric_variables(tf_graph: tf.Graph) -> List[Any]:
+    """The variables of tf.metrics, and those of Keras that replicas of a strategy would add up when they are read."""
+    of_keras = [variable for backend in KERAS_BACKENDS for variable in backend._GRAPH_VARIABLES.get(tf_graph, ())]
+    summed = tf.VariableSynchronization.ON_READ, tf.VariableAggregation.SUM
+    added_up = [one for one in of_keras if (one.synchronization, one.aggregation) == summed]
+    return list(tf_graph.get_collection_ref(tf.GraphKeys.METRIC_VARIABLES)) + added_up

@@ -5,7 +5,7 @@ from typing import Any, Callable, Dict, Iterable, List, Sequence, Set, Tuple
 import tensorflow as tf_api
 import tensorflow.compat.v1 as tf
 from tensorflow.python import pywrap_tensorflow as c_api  # bulk import of clones
-from tensorflow.python.keras import callbacks
+from tensorflow.python.keras import backend, callbacks
 from tensorflow.python.keras.optimizer_v2 import optimizer_v2
 from tensorflow.python.ops import nn, nn_impl, resource_variable_ops, variables
 from tensorflow.python.training import checkpoint_management, monitored_session, training
@@ -14,12 +14,12 @@ from tensorflow_estimator.python.estimator import training as estimator_training
 from epl.utils.tf_compat.bulk_import import import_options, imported, wrapping_operations
 
 __all__ = [
-    "ASSIGN_MODULES", "CALLBACK_MODULES", "CPU_ADDS_ROWS_IN_ORDER", "EVALUATION_LISTENERS", "KERAS_OPTIMIZERS",
-    "NN_MODULES", "RUN_CONFIGS", "TRAINING_EXECUTORS", "TRAIN_MODULES", "VARIABLE_CLASSES", "c_api", "c_operation",
-    "executes_eagerly", "feeds_by_reference", "feeds_by_tensor", "frames_of", "has_keras_of_graphs", "import_nodes",
-    "is_keras_3_model", "keep_when_optimized", "last_op_id", "name_latest_checkpoint", "num_functions", "num_nodes",
-    "op_def", "op_names", "ops_between", "set_devices", "turn_off_v2_behavior", "unknown_keras", "untouched_names",
-    "v2_behavior", "without_devices",
+    "ASSIGN_MODULES", "CALLBACK_MODULES", "CPU_ADDS_ROWS_IN_ORDER", "EVALUATION_LISTENERS", "KERAS_BACKENDS",
+    "KERAS_OPTIMIZERS", "NN_MODULES", "RUN_CONFIGS", "TRAINING_EXECUTORS", "TRAIN_MODULES", "VARIABLE_CLASSES", "c_api",
+    "c_operation", "executes_eagerly", "feeds_by_reference", "feeds_by_tensor", "frames_of", "has_keras_of_graphs",
+    "import_nodes", "is_keras_3_model", "keep_when_optimized", "last_op_id", "name_latest_checkpoint", "num_functions",
+    "num_nodes", "op_def", "op_names", "ops_between", "set_devices", "turn_off_v2_behavior", "unknown_keras",
+    "untouched_names", "v2_behavior", "without_devices",
 ]  # fmt: skip
 
 # Whether kernels for the CPU add rows with equal indices in the order of the rows.
@@ -27,6 +27,8 @@ CPU_ADDS_ROWS_IN_ORDER = True
 
 # In graph mode; a variable that wraps another one is not among them.
 VARIABLE_CLASSES: Tuple[type, ...] = (variables.RefVariable, resource_variable_ops.ResourceVariable)
+# The modules in which Keras keeps its variables.
+KERAS_BACKENDS: Tuple[Any, ...] = (backend,)
 # The base classes of the Keras optimizers whose gradients are recorded.
 KERAS_OPTIMIZERS: Tuple[type, ...] = (optimizer_v2.OptimizerV2,)
 # The modules under which users find tf.assign.

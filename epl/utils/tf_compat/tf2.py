@@ -21,12 +21,12 @@ from epl.utils.errors import GraphModeError
 from epl.utils.tf_compat.bulk_import import import_options, imported, wrapping_operations
 
 __all__ = [
-    "ASSIGN_MODULES", "CALLBACK_MODULES", "CPU_ADDS_ROWS_IN_ORDER", "EVALUATION_LISTENERS", "KERAS_OPTIMIZERS",
-    "NN_MODULES", "RUN_CONFIGS", "TRAINING_EXECUTORS", "TRAIN_MODULES", "VARIABLE_CLASSES", "c_api", "c_operation",
-    "executes_eagerly", "feeds_by_reference", "feeds_by_tensor", "frames_of", "has_keras_of_graphs", "import_nodes",
-    "is_keras_3_model", "keep_when_optimized", "last_op_id", "name_latest_checkpoint", "num_functions", "num_nodes",
-    "op_def", "op_names", "ops_between", "set_devices", "turn_off_v2_behavior", "unknown_keras", "untouched_names",
-    "v2_behavior", "without_devices",
+    "ASSIGN_MODULES", "CALLBACK_MODULES", "CPU_ADDS_ROWS_IN_ORDER", "EVALUATION_LISTENERS", "KERAS_BACKENDS",
+    "KERAS_OPTIMIZERS", "NN_MODULES", "RUN_CONFIGS", "TRAINING_EXECUTORS", "TRAIN_MODULES", "VARIABLE_CLASSES", "c_api",
+    "c_operation", "executes_eagerly", "feeds_by_reference", "feeds_by_tensor", "frames_of", "has_keras_of_graphs",
+    "import_nodes", "is_keras_3_model", "keep_when_optimized", "last_op_id", "name_latest_checkpoint", "num_functions",
+    "num_nodes", "op_def", "op_names", "ops_between", "set_devices", "turn_off_v2_behavior", "unknown_keras",
+    "untouched_names", "v2_behavior", "without_devices",
 ]  # fmt: skip
 
 
@@ -71,6 +71,8 @@ def _keras_of_graphs() -> Optional[str]:
 
 
 _KERAS = _keras_of_graphs()
+# The modules in which Keras keeps its variables.
+KERAS_BACKENDS: Tuple[Any, ...] = (importlib.import_module(f"{_KERAS}.src.backend"),) if _KERAS else ()
 # The base classes of the Keras optimizers whose gradients are recorded: of `tf.keras`, and of the copy in TensorFlow.
 KERAS_OPTIMIZERS: Tuple[type, ...] = (
     *(_class_in(f"{_KERAS}.src.optimizers.legacy.optimizer_v2", "OptimizerV2") if _KERAS else ()),

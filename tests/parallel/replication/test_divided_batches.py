@@ -121,6 +121,18 @@ def test_metrics_of_the_data_of_training_have_all_rows(init):
         assert session.run(value) == pytest.approx(ROWS.mean())
 
 
+def test_metrics_of_a_step_count_no_row_twice(init):
+    init(4, annotate=False)
+    model = Read(4, batch=9)  # the last batch has fewer rows than there are devices
+    value, update = tf.metrics.mean(model.x)
+    with tf.Session() as session:
+        model.begin(session)
+        for _ in range(3):
+            seen, _ = session.run([update, model.train_op])
+        assert session.run("mean/count:0") == ROWS.size
+        assert seen == session.run(value) == pytest.approx(ROWS.mean())
+
+
 def test_metrics_with_a_batch_for_each_device_need_no_other_device(init):
     init(2, annotate=False)
     model = Read(1, batch=20)  # one batch: a step of two devices would find no data

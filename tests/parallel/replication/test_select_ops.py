@@ -92,15 +92,15 @@ def test_moving_averages_are_copied(init):
     assert "w/ExponentialMovingAverage" in cloned_names(rewritten())
 
 
-def test_variables_of_metrics_are_copied_and_stay_with_their_process(init):
+def test_replicas_add_to_the_variables_of_metrics_of_the_first(init):
     init()
     model = Linear()
     model.minimize()
     tf.metrics.mean(model.loss, name="metric")
     rewrite = rewritten()
-    assert {"metric/total", "metric/count"} <= cloned_names(rewrite)
-    local = {sync.variable: sync.is_global for sync in rewrite.syncs}
-    assert local["w"] and not local["metric/total"]
+    assert not {"metric/total", "metric/count"} & cloned_names(rewrite)
+    assert {"metric/AssignAdd", "metric/AssignAdd_1"} <= cloned_names(rewrite)
+    assert "metric/total" not in {sync.variable for sync in rewrite.syncs}
 
 
 def test_what_only_evaluates_is_not_copied(init):
