@@ -83,8 +83,7 @@ def main() -> None:
 
     if not tf.config.experimental.list_physical_devices("GPU"):
         print(
-            "Without GPUs the %d devices share %d CPU(s) and exchange gradients in each step:\n"
-            "a small model gets slower. The figures show that the training is right, not how fast it would be on GPUs."
+            "Without GPUs the %d devices share %d CPU(s): the rates show that it is right, not how fast GPUs would be."
             % (WORKERS * DEVICES, len(os.sched_getaffinity(0)))
         )
     print("\nCheckpoints  %s\n             %s" % (os.path.abspath(one), os.path.abspath(os.path.join(many, "0"))))
