@@ -79,6 +79,13 @@ def main() -> None:
         report("One device", one, 1, one_seconds),
         report(title, os.path.join(many, "0"), WORKERS * DEVICES, many_seconds),
     ]
+    import tensorflow.compat.v1 as tf
+
+    if not tf.config.experimental.list_physical_devices("GPU"):
+        print(
+            "Without GPUs the %d devices share %d CPU(s): the rates show that it is right, not how fast GPUs would be."
+            % (WORKERS * DEVICES, len(os.sched_getaffinity(0)))
+        )
     print("\nCheckpoints  %s\n             %s" % (os.path.abspath(one), os.path.abspath(os.path.join(many, "0"))))
     for worker in range(WORKERS):
         name = "" if worker else "Logs"

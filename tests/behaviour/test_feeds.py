@@ -1,5 +1,8 @@
 """Feeds that cannot be shared out are errors that say the numbers; those that can need no care."""
 
+import contextlib
+from typing import Any
+
 import numpy as np
 import tensorflow.compat.v1 as tf
 
@@ -93,3 +96,50 @@ def _same_containers(ctx: Context) -> None:
 def test_the_feed_dict_is_not_changed(oracle: Oracle) -> None:
     (answer,) = oracle.plan((1, 2), _same_containers)
     assert answer.results["same"] == [True]
+
+
+def _train_with_scores(ctx: Context, name: str, keep: bool, weight: float) -> None:
+    """Trains with a branch that scores 101 items for one user, and looks at the best of them."""
+    rows = np.random.RandomState(0).rand(8, 6)
+    scope: Any = contextlib.nullcontext()
+    if ctx.planned:
+        import epl
+
+        scope = epl.split(2)
+    with tf.Graph().as_default(), tf.Session() as sess:
+        with scope:
+            x = tf.placeholder(tf.float64, [None, 6], "x")
+            items, user = tf.placeholder(tf.float64, [101, 6], "items"), tf.placeholder(tf.float64, [1, 6], "user")
+            w = tf.get_variable("w", [6, 4], tf.float64, tf.initializers.ones())
+            scores = tf.reduce_sum(tf.matmul(items, w) * tf.matmul(tf.tile(user, [101, 1]), w), axis=1)
+            loss = tf.reduce_mean(tf.square(tf.matmul(x, w)))
+            if weight:
+                loss += weight * tf.reduce_mean(scores)
+        if keep and ctx.planned:
+            epl.keep_whole([items, user])
+        train_op = tf.train.GradientDescentOptimizer(0.01).minimize(loss)
+        best = tf.nn.top_k(scores, 5).values
+        sess.run(tf.global_variables_initializer())
+        feed = {items: np.linspace(0, 1, 606).reshape(101, 6), user: rows[:1]}
+        for step in range(2):
+            value = sess.run([loss, train_op], {x: rows[step:], **(feed if weight else {})})[0]
+            ctx.record(**{name: value})
+        ctx.record(**{name: sess.run(best, feed)})
+
+
+def _scores_of_one_user(ctx: Context) -> None:
+    ctx.init(annotate=False)
+    _train_with_scores(ctx, "needed", True, 0.1)
+    _train_with_scores(ctx, "unneeded", True, 0.0)
+    if ctx.planned:
+        ctx.record(refused=error_of(_train_with_scores, ctx, "refused", False, 0.0))
+
+
+def test_a_branch_of_another_size_in_a_split_is_kept_whole(oracle: Oracle) -> None:
+    expected = oracle.plain(_scores_of_one_user).results
+    (answer,) = oracle.plan((1, 2), _scores_of_one_user)
+    for name, values in expected.items():
+        for value, found in zip(values, answer.results[name]):
+            np.testing.assert_allclose(found, value, rtol=1e-12, err_msg=name)
+    assert "cannot be built on 2 devices" in answer.results["refused"][0]
+    assert "epl.keep_whole(placeholder)" in answer.results["refused"][0]

@@ -125,6 +125,13 @@ def test_every_form_of_list_by_one_shot_iterator(files, form):
     assert len(log) == 1
 
 
+def test_an_empty_file_gives_no_lines(files):
+    open(files[1], "w").close()
+    for worker, expected in ((0, lines_of(0, 2)), (1, lines_of(3))):
+        values, _ = read(lambda: tf.data.TextLineDataset(files), worker=worker)
+        assert first_elements(values) == expected
+
+
 def test_two_lists_in_one_dataset_are_divided_each(files):
     values, log = read(lambda: tf.data.TextLineDataset(files).concatenate(tf.data.TextLineDataset(files)))
     assert sorted(values) == sorted(lines_of(0, 2) * 2)

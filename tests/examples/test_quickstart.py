@@ -17,7 +17,7 @@ QUICKSTART = os.path.join(ROOT, "examples", "quickstart")
 # What a run may print: titles and commands, the launcher, EPL's line, progress (on a slow machine more lines), results.
 EXPECTED = re.compile(
     r"$|== |\$ |epl-launch: |\[worker 0\] EPL: 4 replicas = |(\[worker 0\] )?step \d+ of 1000: loss "
-    r"|(One device|2 workers x 2 devices) +loss |(Checkpoints|Logs|) +/"
+    r"|(One device|2 workers x 2 devices) +loss |(Checkpoints|Logs|) +/|Without GPUs the 4 devices share "
 )
 
 
@@ -47,6 +47,7 @@ def test_both_learn_the_digits(tmp_path: Any) -> None:
     assert len(accuracies) == 2 and min(accuracies) >= 95.0, process.stdout
     assert len(re.findall(r"test accuracy .* [1-9]\d* samples/s", process.stdout)) == 2
     assert len(re.findall(r"step 1000 of 1000: loss 0\.\d+, [1-9]\d* samples/s$", process.stdout, re.MULTILINE)) == 2
+    assert "not how fast GPUs would be" in process.stdout
     paths = re.findall(r"^(?:Logs|Checkpoints| +) +(/\S+)$", process.stdout, re.MULTILINE)
     assert len(paths) == 4, process.stdout
     assert all(os.path.exists(path) for path in paths)

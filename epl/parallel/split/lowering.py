@@ -196,7 +196,8 @@ class Lowering:
         except (ValueError, TypeError) as error:
             raise PlanError(
                 'split: {} "{}" ({}) cannot be built on {} devices: {}. If the size of one device\'s batch is written '
-                "into the model as a number, use tf.shape() or -1 for it.".format(
+                "into the model as a number, use tf.shape() or -1 for it. If a placeholder before it holds no rows of "
+                "the batch, call epl.keep_whole(placeholder) before gradients are taken.".format(
                     step.op.type, step.op.name, user_line(step.op), self._program.ranks, str(error).split("\n")[0]
                 )
             ) from error
