@@ -1,4 +1,4 @@
-"""Programs of model zoos compute what plain TensorFlow computes: on two devices; some on two workers and with ZeRO."""
+"""Programs of model zoos compute what plain TensorFlow computes: on two devices, two workers, and in one more plan."""
 
 from typing import Any, List
 
@@ -10,13 +10,15 @@ from tests.parity.oracle import Oracle
 
 QUICK = ["population_norm", "count_sketch", "replay_buffer", "deepcluster"]
 OTHERS = ["object_detection", "deeplab", "stylegan", "wavenet", "tacotron", "alphazero", "ppo", "gpflow", "graph_nets"]
-SLOW = ["electra", "xlnet", "opennmt", "maddpg"]
-CONTRIB = ["contrib_tacotron"]  # tf.contrib is in TensorFlow 1 alone
+NEWER = ["word2vec"]
+SLOW = ["electra", "xlnet", "opennmt", "maddpg", "crf", "translation"]
+# tf.contrib and tf.estimator are in TensorFlow 1 alone
+OF_1 = ["contrib_tacotron", "contrib_crf", "contrib_translation", "tensor2tensor"]
 
 
 def _all() -> List[Any]:
-    slow = SLOW + (CONTRIB if tf.__version__.startswith("1.") else [])
-    return QUICK + OTHERS + [pytest.param(name, marks=pytest.mark.long) for name in slow]
+    slow = SLOW + (OF_1 if tf.__version__.startswith("1.") else [])
+    return QUICK + OTHERS + NEWER + [pytest.param(name, marks=pytest.mark.long) for name in slow]
 
 
 @pytest.mark.parametrize("name", _all())
