@@ -90,7 +90,8 @@ def alphazero(ctx: Context) -> None:
     }
     with tf.Session() as sess:
         sess.run(tf.global_variables_initializer())
-        path = saver.save(sess, ctx.temporary_directory() + "/best")
+        path = ctx.directory + "/best"  # of all workers
+        saver.save(sess, path)
         for number, feed in enumerate(feeds(ctx, rows)):
             ctx.record(loss=sess.run([train_op, loss], {**feed, rate: 0.02 if number < 3 else 0.002})[1])
             sess.run([tf.get_default_graph().get_tensor_by_name("policy/BiasAdd:0"), value], {boards: feed[boards][:1]})
