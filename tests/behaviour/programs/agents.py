@@ -90,7 +90,8 @@ def alphazero(ctx: Context) -> None:
     }
     with tf.Session() as sess:
         sess.run(tf.global_variables_initializer())
-        path = saver.save(sess, ctx.temporary_directory() + "/best")
+        path = ctx.directory + "/best"  # of all workers
+        saver.save(sess, path)
         for number, feed in enumerate(feeds(ctx, rows)):
             ctx.record(loss=sess.run([train_op, loss], {**feed, rate: 0.02 if number < 3 else 0.002})[1])
             sess.run([tf.get_default_graph().get_tensor_by_name("policy/BiasAdd:0"), value], {boards: feed[boards][:1]})
@@ -249,6 +250,63 @@ def graph_nets(ctx: Context) -> None:
             values = [numbers(total, 3), numbers(links, 2), ends[0], ends[1], of_graphs, numbers(len(of_graphs), 1)]
             ctx.record(loss=sess.run([loss, train_op], dict(zip(inputs, values)))[0])
         ctx.record_variables(sess)
+
+
+class _Multistep(tf.train.AdamOptimizer):
+    """Adam that applies the mean of the gradients of two steps: they are added up in a slot, a counter says when."""
+
+    def _create_slots(self, var_list: Any) -> None:
+        super()._create_slots(var_list)
+        self._create_non_slot_variable(0, "iter", min(var_list, key=lambda one: one.name))
+        for variable in var_list:
+            self._zeros_slot(variable, "grad_acc", self._name)
+
+    def _counter(self) -> tf.Variable:
+        return self._get_non_slot_variable("iter", tf.get_default_graph())
+
+    def _apply_dense(self, grad: tf.Tensor, var: tf.Variable) -> tf.Operation:
+        total = self.get_slot(var, "grad_acc")
+
+        def apply() -> tf.Operation:
+            mean = (total + grad) / 2.0
+            with tf.control_dependencies([super(_Multistep, self)._apply_dense(mean, var)]):
+                return tf.group(total.assign(tf.zeros_like(grad)))
+
+        return tf.cond(tf.equal(self._counter(), 1), apply, lambda: tf.group(total.assign_add(grad)))
+
+    def _finish(self, update_ops: Any, name_scope: str) -> tf.Operation:
+        powers = self._get_beta_accumulators()
+        with tf.control_dependencies(update_ops):
+
+            def move() -> tf.Operation:
+                return tf.group(*[one.assign(one * by) for one, by in zip(powers, (self._beta1_t, self._beta2_t))])
+
+            moved = tf.cond(tf.equal(self._counter(), 1), move, tf.no_op)
+            with tf.control_dependencies([moved]):
+                counted = self._counter().assign(1 - self._counter())
+        return tf.group(*update_ops, counted, name=name_scope)
+
+
+@program
+def sampled_neighbours(ctx: Context) -> None:
+    """A row is a node with the neighbours that the script drew; segments sum over the edges of the batch."""
+    nodes = tf.placeholder(tf.float32, [None, 4], "batch")
+    neighbours = tf.placeholder(tf.float32, [None, 3, 4], "neigh_samples")
+    known = tf.placeholder(tf.bool, [None, 3], "neigh_known")
+    labels = tf.placeholder(tf.float32, [None, 2], "labels")
+    places = tf.tile(tf.range(tf.shape(nodes)[0])[:, None], [1, 3])
+    edges, ends = tf.boolean_mask(neighbours, known), tf.boolean_mask(places, known)
+    seen = tf.math.segment_sum(dense(edges, 5, "aggregate", tf.nn.relu), ends)
+    x = tf.nn.l2_normalize(tf.concat([dense(nodes, 5, "self"), seen], 1), 1)
+    loss = tf.reduce_mean(tf.nn.sigmoid_cross_entropy_with_logits(labels=labels, logits=dense(x, 2, "predict")))
+    loss += tf.add_n([1e-3 * tf.nn.l2_loss(one) for one in tf.trainable_variables()])
+    optimizer = _Multistep(0.02, epsilon=1e-4)
+    pairs = [(tf.clip_by_value(slope, -5.0, 5.0), one) for slope, one in optimizer.compute_gradients(loss)]
+    here = numbers(ROWS, 3, seed=3) > 0
+    here[:, 0] = True
+    rows = {nodes: numbers(ROWS, 4), neighbours: numbers(ROWS, 3, 4, seed=1), known: here}
+    rows[labels] = (numbers(ROWS, 2, seed=2) > 0).astype(np.float32)
+    train(ctx, loss, optimizer.apply_gradients(pairs), rows)
 
 
 @program

@@ -167,6 +167,54 @@ def stylegan(ctx: Context) -> None:
         ctx.record_variables(sess)
 
 
+@program
+def cyclegan(ctx: Context) -> None:
+    """Two models of each kind in turn, a history of fakes that the script keeps and feeds, a rate that is fed."""
+    reals = [tf.placeholder(tf.float32, [None, 4], name) for name in ("real_A", "real_B")]
+    history = [tf.placeholder(tf.float32, [None, 4], name) for name in ("fake_A_sample", "fake_B_sample")]
+    rate = tf.placeholder(tf.float32, None, "learning_rate")
+
+    def model(x: tf.Tensor, units: int, name: str) -> tf.Tensor:
+        with tf.variable_scope(name, reuse=tf.AUTO_REUSE):
+            return dense(dense(x, 5, "hidden", tf.nn.leaky_relu), units, "out")
+
+    def near(x: tf.Tensor, value: float) -> tf.Tensor:
+        return tf.reduce_mean(tf.square(x - value))
+
+    fakes = [model(reals[1], 4, "generator_B2A"), model(reals[0], 4, "generator_A2B")]
+    if ctx.planned:
+        import epl
+
+        for fake in fakes:  # the history has those of all devices
+            epl.add_to_collection(fake, epl.GraphKeys.LOCAL_CONCAT_OBJECTS)
+    again = [model(fakes[1], 4, "generator_B2A"), model(fakes[0], 4, "generator_A2B")]
+    generator_loss = 10.0 * tf.add_n([tf.reduce_mean(tf.abs(x - y)) for x, y in zip(reals, again)])
+    discriminator_loss = 0.0
+    for real, fake, old, name in zip(reals, fakes, history, "AB"):
+        generator_loss += near(model(fake, 1, "discriminator_" + name), 1.0)
+        discriminator_loss += near(model(real, 1, "discriminator_" + name), 1.0)
+        discriminator_loss += near(model(old, 1, "discriminator_" + name), 0.0)
+    steps = []
+    for loss, part in ((generator_loss, "generator"), (discriminator_loss, "discriminator")):
+        variables = [one for one in tf.trainable_variables() if part in one.name]
+        steps.append(tf.train.AdamOptimizer(rate, 0.5, epsilon=1e-4).minimize(loss, var_list=variables))
+    rows = dict(zip(reals, (numbers(ROWS, 4), numbers(ROWS, 4, seed=1))))
+    kept: Any = None
+    with tf.Session() as sess:
+        sess.run(tf.global_variables_initializer())
+        for number, feed in enumerate(feeds(ctx, rows)):
+            feed[rate] = 0.01 * (1 - max(0, number - 3) / 3)
+            *found, value, _ = sess.run(fakes + [generator_loss, steps[0]], feed)
+            ctx.record(loss=value)
+            if kept is None:
+                kept = [one.copy() for one in found]
+            for old, one in zip(kept, found):
+                old[number % 2 :: 2] = one[number % 2 :: 2]
+            feed.update(zip(history, kept))
+            ctx.record(loss=sess.run([discriminator_loss, steps[1]], feed)[0])
+        ctx.record_variables(sess)
+
+
 def _wave(x: tf.Tensor, dilation: int, name: str) -> tf.Tensor:
     """A causal convolution of two steps, of every `dilation`-th sample: samples are folded into the batch."""
     filters = weights(name, 2, int(x.shape[-1]), 4)

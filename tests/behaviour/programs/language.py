@@ -1,4 +1,4 @@
-"""Language: ELECTRA, XLNet, tensor2tensor, OpenNMT-tf, CRF taggers."""
+"""Language: ELECTRA, XLNet, OpenNMT-tf."""
 
 import re
 from typing import Any
