@@ -42,6 +42,7 @@ from epl.parallel.replication import (
     merge_scalars,
     order_step_writes,
     replica_rows,
+    run_kinds,
     select_ops,
     sync_variables,
 )
@@ -72,6 +73,7 @@ _CORE_PASSES = (
     select_ops.PASS,
     clone_replicas.PASS,
     sync_variables.PASS,
+    run_kinds.PASS,
     check_replicas.PASS,
     merge_scalars.PASS,
     merge_outputs.LOCAL_PASS,
