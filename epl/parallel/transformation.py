@@ -43,6 +43,7 @@ from epl.parallel.replication import (
     metric_variables,
     order_step_writes,
     replica_rows,
+    run_kinds,
     select_ops,
     sync_variables,
 )
@@ -74,6 +75,7 @@ _CORE_PASSES = (
     select_ops.PASS,
     clone_replicas.PASS,
     sync_variables.PASS,
+    run_kinds.PASS,
     check_replicas.PASS,
     merge_scalars.PASS,
     metric_variables.PASS,

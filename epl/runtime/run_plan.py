@@ -34,6 +34,7 @@ from epl.ir.colocation import phase_of
 from epl.ir.dataflow import data_descendants
 from epl.ir.graph import first_tensor
 from epl.ir.taskgraph import Phase
+from epl.parallel.replication import run_kinds
 from epl.parallel.replication.replica_rows import MIXES, WRITES, ReplicaRows, RowFinding, fetched
 from epl.parallel.rewriting.context import RewriteContext, Sibling
 from epl.parallel.rewriting.data_waits import outputs_taken
@@ -357,6 +358,7 @@ class RunPlanner:
         if extra:  # TensorFlow may leave out on replica 0 what it finds that no value of the run depends on
             extra += [rewrite.operation(view.nodes[node].name) for node in sorted(last & self._collectives)]
         extra += [rewrite.operation(view.nodes[node].name) for node in sorted(reach.outputs | reach.later)]
+        extra += self._tells_kind(reach)
         uses_replicas = rewrite.local_replicas > 1 and (bool(reach.touched) or reach.merges_locally)
         is_collective = bool(reach.touched & self._collectives)
         in_micro_batches = reach.touched or reach.merges_locally or needed & self._all_boundaries
@@ -387,6 +389,13 @@ class RunPlanner:
             choices=tuple(choice for choice in self._choices if self._chooses(choice, needed, asked.fed)),
             own_rows=() if repeats_feeds else self._own_rows(needed, asked.fetches),
         )
+
+    def _tells_kind(self, reach: Reach) -> List[tf.Operation]:
+        """What tells a run that merges global outputs, without gradients, from a training step of another worker."""
+        if not reach.outputs or reach.needed & (self._gradients | self._all_boundaries):
+            return []
+        names = self._rewrite.run_kinds.get(run_kinds.OUTPUTS, ())
+        return [self._rewrite.operation(name) for name in names]
 
     def _own_rows(self, needed: AbstractSet[int], fetches: Sequence[tf.Tensor]) -> Tuple[RowFinding, ...]:
         """What of a run depends on which rows a replica has: what it writes, takes gradients of, and shows."""

@@ -14,6 +14,7 @@ import tensorflow.compat.v1 as tf
 from epl.env import Env
 from epl.ops.job import Job
 from epl.parallel.replication.replica_rows import SHOWS, sentence
+from epl.parallel.replication.run_kinds import VARIABLES
 from epl.parallel.rewriting.context import PartWritesCheck, RewriteContext, VariableSync
 from epl.parallel.sharded_variables.checkpoints import Checkpoints
 from epl.parallel.sharded_variables.fetching import ShardFetches
@@ -378,8 +379,13 @@ class GraphRunner:
 
     def _take_values_of_rank_0(self, session: tf.Session, state: SessionState) -> None:
         rewrite = self.rewrite
+        is_compared = rewrite.part_writes is None or state.part_writes.compared
+        is_current = state.processes_current or not rewrite.broadcasts
+        tells_kind = self._ops(rewrite.run_kinds.get(VARIABLES, ()))
+        if tells_kind and not (is_compared and is_current):
+            self._raw(session, None, tells_kind, [], {}, None, None)
         self._compare_part_writes(session, state)
-        if state.processes_current or not rewrite.broadcasts:
+        if is_current:
             return
         if rewrite.process_rank == 0:
             missing = [sync.variable for sync in self._uninitialized(session, state) if sync.is_global]

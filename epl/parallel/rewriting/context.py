@@ -184,6 +184,7 @@ class RewriteContext:
       plain_summaries: name of an op that depends on such a summary -> its copy with the values of replica 0.
       syncs: the ops that make variables equal; `broadcasts` are the ops that assign rank 0's values.
       part_writes: compares how variables in parts got their values; None where no other process has parts.
+      run_kinds: what a run without gradients does with all workers -> names of the collectives that tell it apart.
       built: names of the ops that passes created on replica 0.
       user_nodes: the original NodeDefs of changed ops of the user; `added` are the names of the added ops,
         `added_functions` those of the functions.
@@ -250,6 +251,7 @@ class RewriteContext:
         self.syncs: List[VariableSync] = []
         self.broadcasts: List[str] = []
         self.part_writes: Optional[PartWritesCheck] = None
+        self.run_kinds: Dict[str, List[str]] = {}
         self.built: Set[str] = set()
         self.foreign_writes: Set[str] = set()
         self.user_nodes: Dict[str, tf.NodeDef] = {}
@@ -280,6 +282,7 @@ class RewriteContext:
         self.plain_summaries = dict(earlier.plain_summaries)
         self.syncs = list(earlier.syncs)
         self.broadcasts = list(earlier.broadcasts)
+        self.run_kinds = {kind: list(names) for kind, names in earlier.run_kinds.items()}
         self.built = set(earlier.built)
         self.added_functions = set(earlier.added_functions)
 

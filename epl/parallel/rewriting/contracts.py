@@ -16,7 +16,7 @@ HANDED_ON: FrozenSet[str] = frozenset(
     "micro_batched micro_merged folded over_micro_batches stage_of barriers later_writes orders recomputed "
     "copies_per_use gather_streams unused_gathers gradient_checks cloned writes batch_index batch_count "
     "batch_checks rows_read read_once weight weights counted gates collectives merged summarized plain_summaries "
-    "by_hand of_all_rows syncs broadcasts part_writes foreign_writes".split()
+    "by_hand of_all_rows syncs broadcasts part_writes run_kinds foreign_writes".split()
 )
 
 

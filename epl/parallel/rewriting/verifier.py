@@ -17,6 +17,9 @@ from epl.utils import tf_compat
 if TYPE_CHECKING:
     from epl.parallel.rewriting.context import RewriteContext
 
+# Of a collective that is in no run with the others of its communicator, and so has no order among them.
+ALONE_ATTR = "_epl_alone"
+
 _CLONE = re.compile(r"(?:EPL_REPLICA_\d+/)?(?:EPL_MICRO_BATCH_\d+/)?")
 _DEVICE_PART = re.compile(r"/(job|replica|task|device|cpu|gpu):([^/]*)", re.IGNORECASE)
 _MOST_PROBLEMS = 20  # of one kind: a broken graph is broken everywhere
@@ -235,7 +238,7 @@ def _disorder_of_collectives(
         mask = 0
         for producer in producers[i]:
             mask |= before[producer]
-        if nodes[i].op in COLLECTIVE_OP_TYPES:
+        if nodes[i].op in COLLECTIVE_OP_TYPES and ALONE_ATTR not in nodes[i].attr:
             bits[i] = 1 << len(bits)
             mask |= bits[i]
             attrs = nodes[i].attr

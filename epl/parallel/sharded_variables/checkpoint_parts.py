@@ -26,7 +26,7 @@ import sys
 import threading
 import time
 import weakref
-from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Sequence, Set, Tuple
+from typing import Any, Callable, Dict, FrozenSet, Iterator, List, Mapping, Optional, Sequence, Set, Tuple
 
 import numpy as np
 import tensorflow.compat.v1 as tf
@@ -345,8 +345,9 @@ class CheckpointParts:
     def _state(self, session: int) -> Dict[str, Any]:
         """How far a session is: steps of all processes, comparisons of writes, and writes since."""
         writes = self._writes.get(session)
-        last = {} if writes is None else writes.last
-        return {"steps": self._steps, "compared": 0 if writes is None else writes.comparisons, "writes": last}
+        writes = writes or PartWrites()
+        facts = {"compared": writes.comparisons, "writes": writes.last, "assigned": writes.assigned}
+        return {"steps": self._steps, **facts}
 
     def _is_behind(self, session: int, wanted: Dict[str, Any]) -> bool:
         """Whether this process has less than worker 0, and may still come to the same."""
@@ -355,21 +356,36 @@ class CheckpointParts:
         own = self._state(session)
         if own["steps"] < wanted["steps"] or own["compared"] < wanted["compared"]:
             return True
+        assigned = self._different_assignments(session, wanted)
+        if assigned:
+            return all(mine < first for _, mine, first in assigned)
         different = self._different_writes(session, wanted)
         return bool(different) and not self._in_steps and all(first != NOTHING for _, _, first in different)
 
     def _different_writes(self, session: int, wanted: Dict[str, Any]) -> List[Tuple[str, int, int]]:
         """The variables that got their values in another way than in worker 0: name, way here, way there."""
-        own, first = self._state(session)["writes"], wanted["writes"]
-        kept = self._writes[session].kept if session in self._writes else frozenset()
-        pairs = [(name, own.get(name, NOTHING), first.get(name, NOTHING)) for name in sorted(own.keys() | first.keys())]
-        return [pair for pair in pairs if pair[1] != pair[2] and pair[0] in kept]
+        return _differences(self._state(session)["writes"], wanted["writes"], self._kept(session))
+
+    def _different_assignments(self, session: int, wanted: Dict[str, Any]) -> List[Tuple[str, int, int]]:
+        """The variables that more or fewer runs have assigned than in worker 0: name, runs here, runs there."""
+        return _differences(self._state(session)["assigned"], wanted["assigned"], self._kept(session))
+
+    def _kept(self, session: int) -> FrozenSet[str]:
+        return self._writes[session].kept if session in self._writes else frozenset()
 
     def _refuse_other_state(self, session: int, wanted: Dict[str, Any]) -> None:
         """Raises CheckpointPartsError if the values are not of the step of worker 0, or have come in another way."""
         own = self._state(session)
         if own["steps"] != wanted["steps"]:
             raise CheckpointPartsError(_of_other_steps("it", own["steps"], wanted["steps"]))
+        for name, mine, first in self._different_assignments(session, wanted)[:1]:
+            if mine > first:
+                raise CheckpointPartsError(
+                    "the file is not published, as its parts would not belong together: since the last step "
+                    "{!r} was assigned by {} run(s) here, and by {} in worker 0, which saves. Assign in every worker, "
+                    "and let all meet between a save and the next assignment: by a training step, or by a fetch of "
+                    "the variable in every worker.".format(self._slices.get(name, (name,))[0], mine, first)
+                )
         for name, mine, first in self._different_writes(session, wanted)[:1]:
             raise CheckpointPartsError(
                 "the file is not published, as its parts would not belong together: since the last step {!r} has got "
@@ -378,6 +394,12 @@ class CheckpointParts:
                     self._slices.get(name, (name,))[0], words(first), words(mine)
                 )
             )
+
+
+def _differences(own: Mapping[str, int], first: Mapping[str, int], names: FrozenSet[str]) -> List[Tuple[str, int, int]]:
+    """Those of `names` that two mappings give other numbers, 0 where they have none: name and both numbers."""
+    pairs = [(name, own.get(name, 0), first.get(name, 0)) for name in sorted(names)]
+    return [pair for pair in pairs if pair[1] != pair[2]]
 
 
 def _of_other_steps(who: str, steps: int, wanted: int) -> str:

@@ -14,6 +14,7 @@ from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 import tensorflow.compat.v1 as tf
 
+from epl.ir import op_types
 from epl.ir.clone import copy_op
 from epl.ir.graph import Graph
 from epl.ops.job import Job
@@ -91,7 +92,7 @@ def cut(full: tf.Tensor, full_shape: Sequence[int], placement: Placement, reshar
     """This rank's shard of a REPLICATED value. No gradient, and the shape is static."""
     begin = resharder.own([local_slice(full_shape, placement, rank)[0] for rank in range(resharder.ranks)], tf.int32)
     size = resharder.own(local_shapes(full_shape, placement), tf.int32)
-    part = tf.slice(full, begin, size)
+    part = own_memory(tf.slice(full, begin, size), full)
     part.set_shape(static_shape(full_shape, placement, resharder))
     return part
 
@@ -99,11 +100,21 @@ def cut(full: tf.Tensor, full_shape: Sequence[int], placement: Placement, reshar
 def cut_if_full(value: tf.Tensor, full_shape: Sequence[int], placement: Placement, resharder: Resharder) -> tf.Tensor:
     """`cut` of a value that may be this rank's shard already, where one rank has all and the others nothing."""
     begin, size = resharder.own_range(placement, None)
-    value = hidden(value, placement.dim)  # its static size says nothing of other ranks
-    is_full = tf.equal(tf.shape(value)[placement.dim], placement.size)
-    part = slice_along(value, placement.dim, tf.where_v2(is_full, begin, 0), size)
+    either = hidden(value, placement.dim)  # its static size says nothing of other ranks
+    is_full = tf.equal(tf.shape(either)[placement.dim], placement.size)
+    part = own_memory(slice_along(either, placement.dim, tf.where_v2(is_full, begin, 0), size), value)
     part.set_shape(static_shape(full_shape, placement, resharder))
     return part
+
+
+def own_memory(part: tf.Tensor, whole: tf.Tensor) -> tf.Tensor:
+    """A part of a value, which lies in no array of the script.
+
+    A part of what is fed, or of what a Python function gives, lies in their array. A resource variable would take it
+    over, and training change the array.
+    """
+    is_array = source_of(whole).op.type in op_types.PLACEHOLDERS | op_types.PYTHON
+    return tf.raw_ops.DeepCopy(x=part) if is_array else part
 
 
 def shard_of(full: tf.Tensor, full_shape: Sequence[int], placement: Placement, resharder: Resharder) -> tf.Tensor:

@@ -40,15 +40,18 @@ class PartWrites:
         self.compared = False
         self.comparisons = 0
         self._last: Dict[str, int] = {}
+        self._assigned: Dict[str, int] = {}
 
     def note(self, writes: Mapping[str, int]) -> None:
         """Adds the writes of a run: name of a variable's op -> INITIALIZER, RESTORE or ASSIGNMENT."""
         self._last = {**self._last, **writes}
+        for name in (name for name, kind in writes.items() if kind == ASSIGNMENT):
+            self._assigned[name] = self._assigned.get(name, 0) + 1
         self.compared = self.compared and not writes
 
     def done(self) -> None:
         """Notes that all processes have the same."""
-        self._last = {}
+        self._last, self._assigned = {}, {}
         self.comparisons += 1
         self.compared = True
 
@@ -56,6 +59,11 @@ class PartWrites:
     def last(self) -> Dict[str, int]:
         """Name of a variable's op -> its last write."""
         return dict(self._last)
+
+    @property
+    def assigned(self) -> Dict[str, int]:
+        """Name of a variable's op -> how many runs have assigned it a value."""
+        return dict(self._assigned)
 
     def of(self, variables: Sequence[str]) -> np.ndarray:
         """The last writes of variables, in order."""

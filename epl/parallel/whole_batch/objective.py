@@ -297,6 +297,12 @@ def _refuse_vector(y: tf.Tensor, flow: Flow) -> None:
 
 
 def _refuse_call(request: GradientsRequest, by_variables: bool) -> None:
+    """Raises NotAvailableError for calls of tf.gradients whose results would be wrong.
+
+    Each gradient of the backward pass is divided by the weight of the replica, which the sum over replicas undoes for
+    variables alone. And a step has the collectives of a loss because its first gradient waits for them
+    (`after_losses`): where that is the one by a tensor, which no step needs, they stay out.
+    """
     if not by_variables:
         raise NotAvailableError(
             f"{KEY} with gradients by tensors alone",

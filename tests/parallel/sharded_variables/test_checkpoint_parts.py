@@ -8,6 +8,9 @@ import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
 
+from epl.ops.waits import Limits
+from epl.parallel.sharded_variables.checkpoint_parts import CheckpointParts
+from epl.parallel.sharded_variables.part_writes import ASSIGNMENT, PartWrites
 from tests.native import ops_harness
 
 JOBS = os.path.join(os.path.dirname(os.path.abspath(__file__)), "jobs")
@@ -115,3 +118,34 @@ def test_a_worker_waits_no_longer_for_a_stopped_worker_0_to_close_its_session(tm
     errors, code = run_stopped(tmp_path, "stopped before the end", 1)
     assert code == 1, errors
     assert re.search(r"worker 1 \S+ waits for worker 0 to close its session and gave up after 8 s", errors)
+
+
+class Alone:
+    """Stands in for a job of two processes, of which this one is not asked."""
+
+    process, num_processes = 0, 2
+
+    def stop(self):
+        """Nothing to stop."""
+
+
+@pytest.mark.parametrize(
+    "here, seen", [(1, ""), (2, "'fc/kernel' was assigned by 2 run(s) here, and by 1 in worker 0")]
+)
+def test_parts_that_an_assignment_after_the_save_has_changed_are_refused(tmp_path, here, seen):
+    parts = CheckpointParts(Alone(), {"kernel": ("fc/kernel", "2 0,2")}, Limits(0, 0))
+    writes = PartWrites(frozenset(["kernel"]))
+
+    def read(names):
+        return [np.zeros(2, "f") for _ in names]
+
+    session = parts.attach(read, writes)
+    for _ in range(here):
+        writes.note({"kernel": ASSIGNMENT})
+    state = {"steps": 0, "compared": 0, "writes": {"kernel": ASSIGNMENT}, "assigned": {"kernel": 1}}
+    entries = [("fc/kernel", "fc/kernel")]
+    request = {"do": "write", "file": str(tmp_path / "model"), "entries": entries, "session": session, "state": state}
+    tf.io.gfile.makedirs(str(tmp_path / "model_epl_parts"))
+    answer = parts._answer(request)
+    parts.leave()
+    assert seen in answer.get("error", "") and bool(seen) == ("error" in answer)

@@ -69,13 +69,38 @@ def test_a_value_that_is_assigned_after_the_first_run_is_that_of_one_device(
         np.testing.assert_allclose(sess.run(one.kernel), trained(FULL, 2), rtol=1e-5, atol=1e-6)
 
 
+def aligned_copy(array: np.ndarray) -> np.ndarray:
+    """A copy that lies where TensorFlow takes an array as it is, without a copy."""
+    memory = np.empty(array.nbytes + 64, "uint8")
+    start = -memory.ctypes.data % 64
+    value = memory[start : start + array.nbytes].view(array.dtype).reshape(array.shape)
+    value[:] = array
+    return value
+
+
+@pytest.mark.parametrize("way", ["initializer", "before gradients", "after gradients"])
+def test_an_array_that_is_fed_to_a_write_before_the_first_run_is_not_trained(init: Any, way: str) -> None:
+    init(2, zero__level="v1")
+    value = aligned_copy(FULL)
+    x, fed = tf.placeholder(tf.float32, [None, ROWS], "x"), tf.placeholder(tf.float32, [ROWS, COLUMNS])
+    initial = fed if way == "initializer" else tf.ones([ROWS, COLUMNS])
+    kernel = tf.get_variable("kernel", initializer=initial, use_resource=True)
+    write = kernel.assign(fed).op if way == "before gradients" else tf.no_op()
+    train_op = tf.train.MomentumOptimizer(0.01, 0.9).minimize(tf.reduce_mean(tf.square(tf.matmul(x, kernel))))
+    if way == "after gradients":
+        write = kernel.assign(fed).op
+    with tf.Session() as sess:
+        sess.run(tf.global_variables_initializer(), {fed: value})
+        sess.run(write, {fed: value})
+        np.testing.assert_array_equal(sess.run(kernel), FULL)
+        sess.run(train_op, FEED)
+        np.testing.assert_array_equal(value, FULL)
+
+
 @pytest.mark.parametrize("plan", PLANS)
 def test_an_array_that_was_assigned_is_not_trained(model: Any, plan: str) -> None:
     one = model(plan, True)
-    memory = np.empty(FULL.nbytes + 64, "uint8")
-    start = -memory.ctypes.data % 64  # where TensorFlow takes an array as it is, without a copy
-    value = memory[start : start + FULL.nbytes].view("f").reshape(FULL.shape)
-    value[:] = FULL
+    value = aligned_copy(FULL)
     with tf.Session() as sess:
         sess.run(tf.global_variables_initializer())
         fed = tf.placeholder(tf.float32, [ROWS, COLUMNS])
