@@ -5,15 +5,14 @@ from typing import Any, Dict, Tuple
 
 import numpy as np
 import pytest
-import tensorflow.compat.v1 as tf
 
 from tests.parity.oracle import Oracle, check_told, compare_with_noise, every_topology
 from tests.parity.scripts import batch_norms
+from tests.tensorflows import ONLY_1
 
 EXACT = 1e-12
 SINGLE = 1e-6  # metrics of TensorFlow are kept in float32
-IS_TF_1 = tf.__version__.startswith("1.")
-NORMS = [name for name in sorted(batch_norms.NORMS) if IS_TF_1 or "contrib" not in name]
+NORMS = [pytest.param(name, marks=ONLY_1) if "contrib" in name else name for name in sorted(batch_norms.NORMS)]
 SYNC = {"batch_norm__sync": True}
 
 
@@ -44,7 +43,7 @@ def test_a_worker_that_evaluates_alone_waits_for_no_other(oracle: Oracle, topolo
     np.testing.assert_allclose(answers[0].results["by_rows"], plain["by_rows"], rtol=0, atol=EXACT)
 
 
-FUSED = [name for name in sorted(batch_norms.FUSED) if IS_TF_1 or "contrib" not in name]
+FUSED = [pytest.param(name, marks=ONLY_1) if "contrib" in name else name for name in sorted(batch_norms.FUSED)]
 
 
 def check_fused(oracle: Oracle, topology: Tuple[int, int], **arguments: Any) -> None:

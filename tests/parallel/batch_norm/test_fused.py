@@ -8,8 +8,9 @@ import tensorflow.compat.v1 as tf
 
 from tests.parallel.in_process import error_text
 
-IS_TF_1 = tf.__version__.startswith("1.")  # its kernels on CPUs know channels last and float32 alone
-only_tf_2 = pytest.mark.skipif(IS_TF_1, reason="TensorFlow 1.15 has no such kernel on CPUs")
+only_tf_2 = pytest.mark.tensorflow(
+    "2", reason="kernels of TensorFlow 1.15 on CPUs know channels last and float32 alone"
+)
 
 
 def values(*shape: int) -> tf.Tensor:
