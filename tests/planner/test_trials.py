@@ -101,7 +101,7 @@ def test_a_job_refuses_them_with_the_command(init):  # noqa: F811
 
 
 def one(name, predicted, measured, refusal=""):
-    return trials.Trial(name, None, predicted, measured, refusal)
+    return trials.TriedPlan(name, None, predicted, measured, refusal)
 
 
 def test_the_fastest_counts_by_what_was_measured():

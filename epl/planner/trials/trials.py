@@ -31,7 +31,7 @@ _OF_A_SEARCH = ("auto.planner", "auto.trials", "auto.plan_file", "auto.explain")
 _SEVERAL_RUNS = "not tried: several runs make a step"
 
 
-class Trial(NamedTuple):
+class TriedPlan(NamedTuple):
     """A plan that was tried.
 
     Attributes:
@@ -75,7 +75,7 @@ def refuse_elsewhere(machine: Machine, workers: int, devices: int) -> None:
 
 def try_plans(
     search: SearchResult, count: int, script: str, arguments: Sequence[str], environ: Mapping[str, str]
-) -> List[Trial]:
+) -> List[TriedPlan]:
     """Trains by the best plans of a search, one after the other.
 
     Args:
@@ -91,10 +91,10 @@ def try_plans(
 
 def _try(
     one: Compared, search: SearchResult, script: str, arguments: Sequence[str], environ: Mapping[str, str]
-) -> Trial:
+) -> TriedPlan:
     assert one.outcome is not None
     strategy = with_origins(one, search.compared)
-    untried = Trial(one.candidate.name, strategy, one.outcome.seconds, None, "")
+    untried = TriedPlan(one.candidate.name, strategy, one.outcome.seconds, None, "")
     if len(strategy.blocks) == 1 and int(decided(strategy)["pipeline.num_micro_batch"]) > 1:
         return untried._replace(refusal=_SEVERAL_RUNS)
     with tempfile.TemporaryDirectory(prefix="epl-trials-") as folder:
@@ -128,7 +128,7 @@ def _environment(variables: Mapping[str, str]) -> Iterator[None]:
         os.environ.update(before)
 
 
-def fastest(trials: Sequence[Trial]) -> Trial:
+def fastest(trials: Sequence[TriedPlan]) -> TriedPlan:
     """The plan with the fastest steps.
 
     Raises:
@@ -141,7 +141,7 @@ def fastest(trials: Sequence[Trial]) -> Trial:
     return min(timed, key=lambda one: one.measured or 0.0)
 
 
-def describe(trials: Sequence[Trial], chosen: Trial) -> str:
+def describe(trials: Sequence[TriedPlan], chosen: TriedPlan) -> str:
     """Predictions and measured steps in a table, the fastest plan with a star."""
     seconds = quantities.SECONDS
     rows = [("", "plan", "predicted", "measured", "measured / predicted")]
