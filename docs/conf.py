@@ -65,7 +65,11 @@ TREE = {
 
 
 def add_tree(app: Any, page: str, source: List[str]) -> None:
-    """Adds to an index page a hidden `toctree` for each of its sections, which gives the site its sidebar."""
+    """Adds a link to the glossary to each page, and to an index page a hidden `toctree` for each of its sections.
+
+    The latter gives the site its sidebar.
+    """
+    source[0] += "\n\n---\n\n[Glossary](/docs/glossary.md)\n"
     if page not in TREE:
         return
     trees = []

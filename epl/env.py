@@ -17,6 +17,7 @@ if TYPE_CHECKING:  # `epl.init` makes them and hands them in
     from epl.parallel.plan.strategy import Strategy
     from epl.parallel.strategy.replay import FindStrategy
     from epl.runtime.server import ProcessServer
+    from epl.runtime.trial import Trial
     from epl.strategies.context import StrategyContext
 
 
@@ -48,6 +49,7 @@ class Env:
         self.asked_local_rows = False  # since epl.init: the script reads batches of its own sizes
         self.find_strategy: Optional["FindStrategy"] = None  # the planner; `epl.init` hands it in
         self.found_strategy: Optional["Strategy"] = None  # what it has decided since epl.init
+        self.trial: Optional["Trial"] = None  # if the process tries a plan; `epl.planner.trials` begins it
         self.met: Optional[Job] = None  # whose processes agree on the configuration; set by epl.parallel.plan.agreement
 
     @classmethod

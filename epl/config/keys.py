@@ -137,6 +137,14 @@ KEYS: Tuple[Key, ...] = (
         "Seed of the random changes that a search for plans by blocks tries.",
     ),
     Key(
+        "auto.trials",
+        IntType(minimum=0),
+        0,
+        "plans",
+        "How many of the best plans of a search epl-plan tries: each trains a few steps on the devices of this "
+        "computer, and the fastest is taken. For the command alone: a job refuses it.",
+    ),
+    Key(
         "auto.balance",
         BalanceType("even", "speed"),
         "even",

@@ -29,6 +29,7 @@ from epl.utils.whole_file import write_whole
 
 if TYPE_CHECKING:
     from epl.parallel.plan.strategy import Strategy
+    from epl.planner.report.simulated_plan import SimulatedPlan
 
 PLANNED = 0
 NO_PLAN = 1  # EPL refuses the script as it is
@@ -74,10 +75,11 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
         if path and os.path.isdir(path):
             parser.error(f"--{name} {path}: that is a folder. Name a file in it.")
     settings = _settings(parser, options)
+    environ = dict(os.environ, **{env_name(name): value for name, value in settings.items() if name not in _OF_DEVICES})
     _be_quiet()
     workers = int(options.devices.partition("x")[0]) if "x" in (options.devices or "") else 1
     with _imagined_job(settings, workers):
-        return _plan(parser, options, settings, workers)
+        return _plan(parser, options, settings, workers, environ)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -113,6 +115,12 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--seed", metavar="N", type=int, help="seed of the random changes that it tries: 0")
     parser.add_argument("-v", "--verbose", action="store_true", help="say each second what the search has found so far")
+    parser.add_argument(
+        "--trials",
+        metavar="N",
+        type=int,
+        help="train briefly by the N best plans of a search, and save the fastest",
+    )
     parser.add_argument("--json", metavar="FILE", help="write what is told to this file")
     parser.add_argument("--html", metavar="FILE", help="write a page with pictures to this file")
     parser.add_argument("--trace", metavar="FILE", help="write a simulated step as a Chrome trace to this file")
@@ -161,6 +169,12 @@ def _settings(parser: argparse.ArgumentParser, options: argparse.Namespace) -> D
             parser.error(f"--{name} {number} is of a search: give --search, too, or --set auto.{name}={number}.")
         if number is not None:
             settings[f"auto.{name}"] = str(number)
+    if options.trials is not None:
+        if options.trials < 1:
+            parser.error(f"--trials {options.trials}: expected the number of plans to try, from 1.")
+        settings["auto.trials"] = str(options.trials)
+    if "auto.trials" in settings and int(settings["auto.trials"]):
+        _check_trials(parser, options, settings)
     if options.verbose or sys.stderr.isatty():
         _tell_search(SEARCH_LOGGER if options.verbose else CAPACITY_LOGGER)
     if options.machine:
@@ -170,6 +184,17 @@ def _settings(parser: argparse.ArgumentParser, options: argparse.Namespace) -> D
     if options.devices:
         settings.update(zip(_OF_DEVICES, (str(_devices(parser, options.devices)[1]), "cpu")))
     return settings
+
+
+def _check_trials(parser: argparse.ArgumentParser, options: argparse.Namespace, settings: Dict[str, str]) -> None:
+    if settings.get("auto.planner") != "search" or not options.save:
+        parser.error("--trials tries plans of a search, and saves the fastest: give --search and --save FILE, too.")
+    for name in ("json", "html", "trace"):
+        if getattr(options, name):
+            parser.error(
+                f"--trials and --{name}: which plan is fastest is known at the end. Give --{name} to a second call, "
+                f"epl-plan --plan {options.save}."
+            )
 
 
 def _tell_search(name: str) -> None:
@@ -217,7 +242,13 @@ def _nodes(settings: Dict[str, str], workers: int) -> List[str]:
     return [f"node-{number}" for number, node in enumerate(job.nodes) for _ in range(len(node.devices) // devices)]
 
 
-def _plan(parser: argparse.ArgumentParser, options: argparse.Namespace, settings: Dict[str, str], workers: int) -> int:
+def _plan(
+    parser: argparse.ArgumentParser,
+    options: argparse.Namespace,
+    settings: Dict[str, str],
+    workers: int,
+    environ: Dict[str, str],
+) -> int:
     from epl.env import Env
     from epl.ir.graph import Graph
     from epl.parallel.plan import strategy as strategies
@@ -225,6 +256,7 @@ def _plan(parser: argparse.ArgumentParser, options: argparse.Namespace, settings
     from epl.planner.prediction import prediction_trace
     from epl.planner.report import job_report, page, simulated_plan
     from epl.runtime import hooks
+    from epl.utils.errors import EplError
 
     hooks.install()  # what a script that never calls epl.init would train is not to be trained, either
     ended: BaseException = SystemExit(0)
@@ -248,6 +280,12 @@ def _plan(parser: argparse.ArgumentParser, options: argparse.Namespace, settings
         parser.error(f"--devices {options.devices}: the script is a job of {strategy.workers} worker(s) by itself.")
     plan = simulated_plan.simulate_plan(graph, strategy, may_stop=True)
     print(job_report.describe_job(graph, plan))
+    if config.auto.trials:
+        try:
+            strategy = _with_own_origins(_tried(options, config.auto.trials, plan, environ), options)
+        except EplError as error:
+            sys.stderr.write(f"epl-plan: {error}\n")
+            return NO_PLAN
     files: List[Tuple[Optional[str], str, Callable[[], str]]] = [
         (options.save, "the strategy, for auto.plan_file", lambda: strategies.to_json(strategy)),
         (options.json, f"the plan and its simulation{', and the candidates' if plan.search else ''}", plan.to_json),
@@ -269,6 +307,23 @@ def _plan(parser: argparse.ArgumentParser, options: argparse.Namespace, settings
     if not plan.fits:
         sys.stderr.write(f"epl-plan: no plan: {plan.lacking()}\n")
     return PLANNED if plan.fits else NO_PLAN
+
+
+def _tried(options: argparse.Namespace, count: int, plan: "SimulatedPlan", environ: Dict[str, str]) -> "Strategy":
+    """The fastest of the best plans of a search, as they train on this computer."""
+    from epl.planner.trials import trials
+    from epl.utils.errors import PlanError
+
+    if plan.model is None or plan.search is None:
+        raise PlanError(f"no plan is tried: {plan.refusal or 'there was no search'}")
+    trials.refuse_elsewhere(plan.model.machine, plan.strategy.workers, plan.strategy.devices)
+    sys.stderr.write(f"epl-plan: training a few steps by each of {count} plans at most\n")
+    found = trials.try_plans(plan.search, count, os.path.abspath(options.script), options.arguments, environ)
+    fastest = trials.fastest(found)
+    print(f"\n{trials.describe(found, fastest)}")
+    if fastest.strategy != plan.strategy:
+        print(f"The tables above are of the plan that the search took; epl-plan --plan {options.save} shows this one.")
+    return fastest.strategy
 
 
 def _with_own_origins(strategy: "Strategy", options: argparse.Namespace) -> "Strategy":

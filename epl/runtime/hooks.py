@@ -22,6 +22,7 @@
 | BaseSession._extend_graph | an annotated graph is rewritten before it runs first |
 | BaseSession.run, _do_run, partial_run_setup | a run means what the user means |
 | BaseSession.make_callable, _make_callable_from_options | the same |
+| FileWriter.__init__ | the trial of a plan leaves no events |
 | Saver.save | worker 0 writes checkpoints, and each worker the positions of its input |
 | Saver.restore | each worker goes on at the positions of its own input |
 | SavedModelBuilder.add_meta_graph, add_meta_graph_and_variables | parts of variables are in no saved model |
@@ -60,6 +61,7 @@ from epl.runtime import (
     runs,
     saver,
     server,
+    trial,
     xla_clustering,
 )
 from epl.utils import tf_compat
@@ -104,6 +106,7 @@ def install(explain: Optional[Callable[[tf.Graph], None]] = None) -> None:
     _wrap(session, "make_callable", _make_callable)
     _wrap(session, "_make_callable_from_options", _make_callable_from_options)
     _wrap(session, "partial_run_setup", _partial_run_setup)
+    _wrap(tf.summary.FileWriter, "__init__", trial.summary_writer)
     _wrap(tf.train.Saver, "save", saver.save)
     _wrap(tf.train.Saver, "restore", _restore)
     for builder in tf_compat.SAVED_MODEL_BUILDERS:

@@ -37,6 +37,8 @@ def configure(original: Callable[..., Any], callbacks: Any, model: Any, *args: A
     """`configure_callbacks` of Keras, which each `fit`, `evaluate` and `predict` calls once."""
     cluster, graph = Env.get().cluster, Graph.get()
     is_configured = callbacks is not None and not isinstance(callbacks, (list, tuple))
+    if Env.get().trial is not None and not is_configured and graph is not None:
+        callbacks = _without_writers(callbacks or (), graph)
     if is_configured or kwargs.get("mode", "train") != "train" or cluster is None or cluster.worker_num == 1:
         return original(callbacks, model, *args, **kwargs)
     if graph is None or not graph.taskgraphs:
@@ -50,7 +52,7 @@ def configure(original: Callable[..., Any], callbacks: Any, model: Any, *args: A
 
 
 def _without_writers(callbacks: Sequence[Any], graph: Graph) -> List[Any]:
-    """The callbacks of another worker than 0.
+    """The callbacks of another worker than 0, or of a trial of a plan.
 
     A ModelCheckpoint stays if variables are in parts, as all workers gather them; its files are thrown away.
     """

@@ -65,10 +65,16 @@ def training_session(
 ) -> Any:
     """`MonitoredTrainingSession`: every worker is the chief of its own local session; worker 0 alone writes.
 
-    A session of no chief waits for the chief to initialize its variables, which in another process it never does.
+    A session of no chief waits for the chief to initialize its variables, which in another process it never does. That
+    of a trial of a plan writes nothing, and begins with initial values.
     """
     cluster = Env.get().cluster
     graph = Graph.get()
+    if Env.get().trial is not None:
+        given = inspect.signature(original).bind(master, True, *args, **kwargs).arguments
+        _write_nothing(given)
+        given["checkpoint_dir"] = None
+        return original(**given)
     if cluster is None or cluster.worker_num == 1 or graph is None or not graph.taskgraphs:
         return original(master, is_chief, *args, **kwargs)
     given = inspect.signature(original).bind(master, is_chief, *args, **kwargs).arguments

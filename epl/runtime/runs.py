@@ -135,8 +135,11 @@ def run(
         return _guarded(do_run, session, handle, [], tensors, {}, None, None)
 
     request = RunRequest(session, list(fetches), list(targets), feeds, read)
-    graph = Graph.of(session.graph)
-    return execute(request) if graph is None else features.run(graph, request, execute)
+    graph, trial = Graph.of(session.graph), Env.get().trial
+    if graph is None:
+        return execute(request)
+    step = functools.partial(features.run, graph, request, execute)
+    return step() if trial is None else trial.run(graph, [*fetches, *targets], step)
 
 
 def are_changed(session: Any) -> bool:

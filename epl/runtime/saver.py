@@ -18,7 +18,12 @@ from epl.utils.errors import CheckpointError, PlanError
 
 
 def save(original: Callable[..., Any], saver: Any, sess: Any, *args: Any, **kwargs: Any) -> Optional[str]:
-    """`Saver.save`: worker 0 writes, if the model is replicated; others keep positions alone, and return None."""
+    """`Saver.save`: worker 0 writes, if the model is replicated; others keep positions alone, and return None.
+
+    Trials of plans write nothing.
+    """
+    if Env.get().trial is not None:
+        return None
     graph = Graph.of(sess.graph)
     cluster = Env.get().cluster
     if graph is not None and graph.taskgraphs and cluster is not None and cluster.worker_index > 0:

@@ -55,6 +55,7 @@ NEW_DEFAULTS = {
     "auto.memory_fraction": 0.9,
     "auto.budget": 60,
     "auto.steps": -1,
+    "auto.trials": 0,
     "auto.seed": 0,
     "auto.balance": "even",
     "auto.explain": "",

@@ -53,10 +53,10 @@ def test_an_index_page_gets_a_tree_for_each_section():
     assert ':caption: "First"\n\nA <a.md>\nB <../b.md>\n```' in source[0]
 
 
-def test_another_page_gets_no_tree():
+def test_another_page_gets_no_tree_and_a_link_to_the_glossary():
     source = ["- [A](a.md)\n"]
     load("docs", "conf.py").add_tree(None, "docs/split", source)
-    assert source == ["- [A](a.md)\n"]
+    assert source == ["- [A](a.md)\n\n\n---\n\n[Glossary](/docs/glossary.md)\n"]
 
 
 def test_an_old_python_is_told_which_one_is_needed(monkeypatch, capsys):

@@ -26,7 +26,13 @@ class StrategyFeature(Feature):
     def annotate(self, ys: Any, xs: Sequence[Any]) -> None:
         """Annotates and configures the model of the default graph."""
         env = Env.get()
-        path = env.config.auto.plan_file
+        path, trials = env.config.auto.plan_file, env.config.auto.trials
+        if trials and not record.is_recording():
+            raise PlanError(
+                f"auto.trials is {trials}, and a job tries no plans. Try them before it, and train by the fastest: "
+                f"epl-plan --search --trials {trials} --save plan.json script.py, then epl-launch -x "
+                "EPL_AUTO_PLAN_FILE=plan.json script.py."
+            )
         if not strategy_key(env.config) or all(variable_name(x) is None for x in xs):
             return
         graph = Graph.of(tf.get_default_graph(), may_create=True)

@@ -16,7 +16,7 @@ import json
 from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 from epl.planner.machine import quantities
-from epl.planner.machine.op_kinds import CONTRACTION, CONTRACTIONS
+from epl.planner.machine.op_kinds import CONTRACTION, CONTRACTIONS, Kind
 
 Sources = Tuple[Tuple[str, str], ...]
 
@@ -84,8 +84,17 @@ class Device(NamedTuple):
           kind: a constant of `op_kinds.Kind`.
           dtype: name of a dtype; one without a rate counts as float32.
         """
+        speed = self._speed(kind, dtype)
+        return None if speed is None else speed.reached
+
+    def peak(self, dtype: str) -> float:
+        """FLOP/s of matmuls by the data sheet; 0 if they have no rate."""
+        speed = self._speed(Kind.MATMUL, dtype)
+        return 0.0 if speed is None else speed.peak
+
+    def _speed(self, kind: str, dtype: str) -> Optional[Speed]:
         for name in (kind, CONTRACTION) if kind in CONTRACTIONS else (kind,):
-            rates = {rate.dtype: rate.flops.reached for rate in self.rates if rate.kind == name}
+            rates = {rate.dtype: rate.flops for rate in self.rates if rate.kind == name}
             if rates:
                 return rates.get(dtype, rates["float32"])
         return None

@@ -17,11 +17,15 @@ class StepBound(NamedTuple):
         FLOPs over the sum of the speeds that they reach.
       bubble: that a pipeline of equal stages waits in addition.
       traffic: of the messages and collectives that pass over the busiest link, one after the other.
+      flops: of the forward and backward pass of all rows, each counted once.
+      peak: FLOP/s of matmuls on all devices together, by their data sheets; 0 if one has no rate of its own.
     """
 
     compute: float
     bubble: float
     traffic: float
+    flops: float
+    peak: float
 
     @property
     def seconds(self) -> float:
@@ -30,15 +34,18 @@ class StepBound(NamedTuple):
 
 
 def find_bound(
-    layout: StrategyLayout, costs: ModelCosts, classes: Sequence[RankClass], lowered: LoweredStep
+    layout: StrategyLayout, costs: ModelCosts, classes: Sequence[RankClass], lowered: LoweredStep, dtype: str
 ) -> StepBound:
-    """The bounds of a step."""
+    """The bounds of a step, whose contractions compute in `dtype`."""
     rows = sum(layout.rows) * layout.micro_batches
-    speed = 0.0  # batches per second of all devices together
+    speed = flops = 0.0  # speed: batches per second of all devices together
+    peaks = []
     for one in classes:
         for kind in one.kinds:
             found = costs.at(rows, kind)  # of all rows at once: in fewer runs no device does them sooner
             seconds = sum(found.forward) + sum(found.backward)
+            flops = sum(found.forward_flops) + sum(found.backward_flops)
+            peaks += [kind.peak(dtype)] * len(one.ranks)
             speed += len(one.ranks) * kind.threads / seconds if seconds else float("inf")
     compute = 1.0 / speed
     share = bubble_bound(len(layout.stages), layout.micro_batches)
@@ -47,4 +54,5 @@ def find_bound(
     for number, (op, told) in enumerate(zip(lowered.program.ops, lowered.ops)):
         if told.kind in COMMUNICATES and first_of.get(number, number) == number:
             carried[op.pool] = carried.get(op.pool, 0.0) + op.seconds
-    return StepBound(compute, compute * share / (1 - share), max(carried.values(), default=0.0))
+    peak = sum(peaks) if all(peaks) else 0.0
+    return StepBound(compute, compute * share / (1 - share), max(carried.values(), default=0.0), flops, peak)

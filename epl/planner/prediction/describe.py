@@ -29,6 +29,7 @@ def name_in_words(name: str) -> str:
 def describe(prediction: Prediction) -> List[str]:
     """The step, its devices, its memory, its communication, what set its time, and what was assumed, in lines."""
     lines = [f"step {_seconds(prediction.seconds)} (predicted): {_speed(prediction)}"]
+    lines += ["  " + flops_in_words(prediction)]
     lines += ["  " + line for line in _devices(prediction)]
     lines += ["memory of a device in MB, at its worst moment"]
     lines += ["  " + line for line in _memory(prediction)]
@@ -53,6 +54,16 @@ def _speed(prediction: Prediction) -> str:
         f"{samples / seconds:,.4g} samples per second; the work by itself, at the speeds of all devices, is "
         f"{share:.0f}% of the step"
     )
+
+
+def flops_in_words(prediction: Prediction) -> str:
+    """The FLOPs of the model in a step, in a second, and as a share of what its devices could do."""
+    bound, reached = prediction.bound, prediction.bound.flops / (prediction.seconds or 1.0)
+    words = f"{bound.flops:.4g} FLOPs of the model, {quantities.show(reached, quantities.FLOPS)}"
+    if not bound.peak:
+        return words
+    peak = quantities.show(bound.peak, quantities.FLOPS)
+    return f"{words}: {100 * reached / bound.peak:.1f}% of the peak of the devices, {peak} of matmuls"
 
 
 def _devices(prediction: Prediction) -> List[str]:

@@ -270,7 +270,7 @@ def predicted(step: PreparedStep, costs: ModelCosts, machine: Machine) -> Predic
         tuple(_devices(step, lowered, run)),
         tuple(_traffic(lowered, run)),
         tuple(_critical_path(lowered, run)),
-        find_bound(step.layout, costs, step.classes, lowered),
+        find_bound(step.layout, costs, step.classes, lowered, step.options.dtype),
         tuple(_assumptions(step, costs, machine)),
         lowered,
         run,
@@ -305,6 +305,7 @@ def _options(strategy: Strategy, layout: StrategyLayout, config: Config) -> Step
         schedule=str(values["pipeline.strategy"]),
         scales=bool(config.amp.level) and config.amp.loss_scale != 1.0,
         checks=bool(config.amp.level) and config.amp.loss_scale == "dynamic",
+        dtype=config.amp.dtype if config.amp.level else "float32",
     )
 
 
@@ -433,6 +434,12 @@ def _assumptions(step: PreparedStep, costs: ModelCosts, machine: Machine) -> Lis
     unlimited = sorted({kind.name for one in step.classes for kind in one.kinds if kind.memory is None})
     if unlimited:
         found.append(f"no memory limit is known of {', '.join(unlimited)}, so that everything fits there")
+    cpus = {device.name for device in machine.devices if device.type == "CPU"}
+    if any(sum(name in cpus for name in node.devices) > 1 for node in machine.nodes):
+        found.append(
+            "each CPU device has cores of its own; those of one computer share them in fact, so that k at once take up "
+            "to k times as long: epl-plan --trials measures steps"
+        )
     if layout.ranks > 1:
         found.append(
             "all replicas send the same message at the same time and divide the bandwidth of a link that they share"

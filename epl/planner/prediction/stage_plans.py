@@ -106,6 +106,7 @@ class StepOptions(NamedTuple):
       schedule: `pipeline.strategy`.
       scales: whether gradients are divided by a loss scale.
       checks: whether updates wait until all gradients are found to be finite.
+      dtype: name of the one in which contractions compute.
     """
 
     zero: str
@@ -122,6 +123,7 @@ class StepOptions(NamedTuple):
     schedule: str
     scales: bool
     checks: bool
+    dtype: str = "float32"
 
     @property
     def drops(self) -> bool:

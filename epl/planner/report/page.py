@@ -9,7 +9,7 @@ from typing import Dict, Iterable, List, Sequence
 
 from epl.parallel.plan.strategy import block_in_words
 from epl.planner.machine import quantities
-from epl.planner.prediction.describe import name_in_words
+from epl.planner.prediction.describe import flops_in_words, name_in_words
 from epl.planner.prediction.prediction import Prediction
 from epl.planner.prediction.schedule_grid import find_grid
 from epl.planner.report import pictures
@@ -80,8 +80,9 @@ def _summary(plan: SimulatedPlan) -> List[str]:
     found = plan.prediction
     lines = [
         f"<p>A step of {plan.model.rows} rows takes <b>{_seconds(found.seconds)}</b> on {job} of the machine "
-        f"{html.escape(plan.model.machine.name)}: {plan.model.rows / (found.seconds or 1.0):.4g} rows per second. No "
-        f"schedule of this work takes less than {_seconds(found.bound.seconds)} (compute "
+        f"{html.escape(plan.model.machine.name)}: {plan.model.rows / (found.seconds or 1.0):.4g} rows per second; "
+        f"{html.escape(flops_in_words(found))}. No schedule of this work takes less than "
+        f"{_seconds(found.bound.seconds)} (compute "
         f"{_seconds(found.bound.compute)}, bubble {_seconds(found.bound.bubble)}, traffic "
         f"{_seconds(found.bound.traffic)}).</p>"
     ]

@@ -2,7 +2,10 @@
 
 import pytest
 
-from epl.planner.prediction.describe import describe, name_in_words
+from epl.config.config import Config
+from epl.planner.machine.machine import OpRate, Speed
+from epl.planner.machine.op_kinds import CONTRACTION
+from epl.planner.prediction.describe import describe, flops_in_words, name_in_words
 from epl.planner.prediction.prediction import predict
 from tests.planner.prediction.hand_made import HandCosts, Layer, device, machine, stages, strategy
 
@@ -25,6 +28,16 @@ def test_the_text_has_times_memory_communication_and_assumptions():
         "assumed: made by hand",
     ):
         assert piece in text, text
+
+
+def test_the_flops_are_a_share_of_the_peak_of_the_devices():
+    costs = HandCosts([Layer(weight=400)])
+    rates = (OpRate(CONTRACTION, "float32", Speed(8.0, 0.5)), OpRate(CONTRACTION, "float16", Speed(16.0, 0.5)))
+    two = machine(devices=[device()._replace(rates=rates)])
+    for config, share in ((Config(), "18.8%"), (Config({"amp.level": "O1"}), "9.4%")):
+        found = predict(strategy(costs, devices=2), costs, two, 4, config)
+        found = found._replace(seconds=4.0)
+        assert flops_in_words(found).startswith("12 FLOPs of the model, 3 FLOP/s: " + share + " of the peak of the ")
 
 
 @pytest.mark.parametrize(

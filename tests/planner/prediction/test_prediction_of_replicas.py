@@ -138,6 +138,7 @@ def test_the_bound_is_the_work_over_the_speeds():
     assert found.bound.compute == pytest.approx(12 * 3.0 / (1.0 + 2.0)) and found.bound.bubble == 0
     assert found.bound.traffic == pytest.approx(6.0) and found.bound.seconds == pytest.approx(12.0)
     assert found.seconds >= found.bound.seconds
+    assert found.bound.flops == 12 * 3.0 and found.bound.peak == 0  # these devices have no rate of matmuls
 
 
 def test_ops_of_several_threads_run_next_to_each_other():
