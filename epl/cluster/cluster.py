@@ -5,7 +5,8 @@ session sees them (`config_proto`). The processes come from `epl/cluster/tf_conf
 `epl/cluster/device_layouts.py`. Nothing here makes a session or touches a GPU. The module assumes that all processes
 have the same number of devices; the collective core compares the numbers when the job starts.
 
-With W processes of N devices each, the device i of the worker w has the rank w * N + i.
+With W processes of N devices each, the device i of the worker w has the rank w * N + i. `cluster.device_order` numbers
+the devices of each process anew: all but `local_device` count them in that order.
 """
 
 import warnings
@@ -61,6 +62,7 @@ class Cluster:
         self._hosts = job.hosts
         self._worker_index = job.worker_index
         self._device_type, self._devices_per_worker = _local_devices(self._config)
+        self._order = _order_of_devices(self._config, self._devices_per_worker)
         self._virtual_devices: List[VirtualDevice] = []
         if self._layout.name != "auto":
             self._virtual_devices = self._name_slices(self._fixed_slices())
@@ -292,7 +294,7 @@ class Cluster:
                 f"the layout specific has {name!r}, which is no device of this job. Its devices are "
                 f"{', '.join(self.all_devices)}."
             )
-        return Slot(worker, spec.device_index)
+        return Slot(worker, self._order.index(spec.device_index))
 
     def _name_slices(self, slices: Tuple[Slices, ...]) -> List[VirtualDevice]:
         return [
@@ -306,7 +308,7 @@ class Cluster:
         ]
 
     def _name(self, slot: Slot) -> str:
-        return f"/job:worker/replica:0/task:{slot.worker}/device:{self._device_type}:{slot.device}"
+        return f"/job:worker/replica:0/task:{slot.worker}/device:{self._device_type}:{self._order[slot.device]}"
 
 
 def _current_config() -> Config:
@@ -377,6 +379,22 @@ def _local_devices(config: Config) -> Tuple[str, int]:
             stacklevel=4,
         )
     return "CPU", config.cluster.num_virtual_devices or 1
+
+
+def _order_of_devices(config: Config, count: int) -> List[int]:
+    """Returns the devices of a process in the order in which plans take them.
+
+    Raises:
+      ClusterError: `cluster.device_order` does not name each device once.
+    """
+    given = config.cluster.device_order
+    order = [int(index) for index in given.split(",")] if given else list(range(count))
+    if sorted(order) != list(range(count)):
+        raise ClusterError(
+            f"cluster.device_order = {given} ({config.provenance('cluster.device_order')}) does not name the devices "
+            f"of a process, 0 to {count - 1}, each once: name all of them, or leave the key out."
+        )
+    return order
 
 
 def _usable_gpus(config: Config) -> int:

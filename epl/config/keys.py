@@ -380,6 +380,14 @@ KEYS: Tuple[Key, ...] = (
         "(column-major order).",
     ),
     Key(
+        "cluster.device_order",
+        DeviceListType(),
+        "",
+        "indices of devices",
+        'The devices of each process in the order in which replicas and stages take them, such as "1,0": all of them. '
+        'Empty: as they are numbered, or, with auto.planner "search" and devices of several kinds, the best order.',
+    ),
+    Key(
         "cluster.run_visible_devices",
         DeviceListType(),
         "",

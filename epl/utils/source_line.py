@@ -1,5 +1,6 @@
 """Where in the user's program an op was made, for messages."""
 
+import functools
 import os
 from typing import Optional, Tuple
 
@@ -12,14 +13,14 @@ _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 
 def user_place(op: tf.Operation) -> Optional[Tuple[str, int]]:
     """File and line of the user's program that made an op: the innermost call outside of libraries; None: a library."""
-    for filename, line in tf_compat.creation_frames(op):
-        if (
-            "-packages" not in filename
-            and not os.path.abspath(filename).startswith(_PACKAGE)
-            and not filename.startswith("<")
-        ):
-            return filename, line
-    return None
+    return next(((name, line) for name, line in tf_compat.creation_frames(op) if _is_of_user(name)), None)
+
+
+@functools.lru_cache(maxsize=None)
+def _is_of_user(filename: str) -> bool:
+    """Whether a file is the user's; kept, as a graph has many ops of few files."""
+    is_library = "-packages" in filename or filename.startswith("<")
+    return not is_library and not os.path.abspath(filename).startswith(_PACKAGE)
 
 
 def user_line(op: tf.Operation) -> str:

@@ -62,6 +62,7 @@ NEW_DEFAULTS = {
     "amp.dtype": "float16",
     "batch_norm.sync": False,
     "communication.ordered_sparse_sums": "auto",
+    "cluster.device_order": "",
     "cluster.device_type": "auto",
     "cluster.num_virtual_devices": 0,
     "communication.allow_different_graphs": False,

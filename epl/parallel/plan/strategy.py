@@ -39,7 +39,11 @@ DECIDED_KEYS = (
     "auto.balance",
 )
 # Keys that say which devices the blocks have; a strategy has them where they are not as by default.
-LAYOUT_KEYS = ("cluster.colocate_split_and_replicate", "cluster.device_place_prefer_intra_node")
+LAYOUT_KEYS = (
+    "cluster.colocate_split_and_replicate",
+    "cluster.device_place_prefer_intra_node",
+    "cluster.device_order",
+)
 
 
 class ForwardOp(NamedTuple):
@@ -338,6 +342,8 @@ def with_values(strategy: Strategy, values: Mapping[str, Any], origin: str = "")
     for one in strategy.settings:
         value = json.dumps(values[one.key]) if one.key in values else one.value
         made.append(one if value == one.value else Setting(one.key, value, origin or one.origin))
+    known = {one.key for one in made}
+    made += [Setting(key, json.dumps(values[key]), origin) for key in LAYOUT_KEYS if key in values and key not in known]
     return strategy._replace(settings=tuple(made))
 
 

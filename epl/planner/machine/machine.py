@@ -196,6 +196,11 @@ class Machine(NamedTuple):
         kinds = {device.name: device for device in self.devices}
         return tuple(kinds[name] for node in self.nodes for name in node.devices)
 
+    @property
+    def slowest(self) -> Device:
+        """The kind of device that the others wait for: with the least bandwidth."""
+        return min(self.devices, key=lambda one: (one.bandwidth.reached, one.name))
+
     def digest(self) -> str:
         """A hash of all numbers: equal for machines that differ in their name, in sources and measurements alone."""
         plain = to_plain(self._replace(measurements=()))

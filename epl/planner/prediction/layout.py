@@ -84,7 +84,7 @@ def lay_out(strategy: Strategy, machine: Machine, rows: int) -> StrategyLayout:
     cluster = Cluster(
         [f"worker{number}:1" for number in range(strategy.workers)],
         layout="auto",
-        config=_config_of_job(strategy.devices),
+        config=_config_of_job(strategy),
     )
     taskgraphs = _taskgraphs(strategy)
     annotated, virtual = stage_devices(taskgraphs, cluster)
@@ -178,12 +178,13 @@ def _refuse_other_machine(strategy: Strategy, machine: Machine) -> None:
             )
 
 
-def _config_of_job(devices: int) -> Config:
+def _config_of_job(strategy: Strategy) -> Config:
     current = Env.get().config
     return Config(
         {
-            "cluster.num_virtual_devices": devices,
+            "cluster.num_virtual_devices": strategy.devices,
             "cluster.device_type": "cpu",
+            "cluster.device_order": decided(strategy).get("cluster.device_order", ""),
             "cluster.device_place_prefer_intra_node": current.cluster.device_place_prefer_intra_node,
         }
     )

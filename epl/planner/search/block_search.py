@@ -21,6 +21,7 @@ from epl.utils.errors import EplError
 
 _COOL = 20.0  # b: a plan that is slower by a twentieth of the best is taken with the probability 1 / e
 _ZERO = ("", "v0", "v1")  # levels that go together with splits
+_OF_STARTS = 0.5  # part of the time for plans that are given, so that the walk makes steps at every size of a model
 _STARTS = 4  # candidates from which rounds begin
 _LEAST_ROUND, _OF_BLOCK = 40, 4  # steps of a round: at least, and for each block
 _TWICE = 0.3  # part of the steps that make two changes
@@ -133,12 +134,13 @@ class BlockSearch:
 
         Args:
           candidates: plans that are looked at in any case.
-          starts: plans that are looked at as long as there is time, as is the walk.
+          starts: plans that are looked at for half of the time that is left; the walk has the other half.
         """
         for plan in candidates:
             self.look(plan)
+        walk_from = time.monotonic() + _OF_STARTS * max(0.0, self._end - time.monotonic())
         for plan in starts:
-            if not self._is_late():
+            if self._limits.steps is not None or time.monotonic() < walk_from:
                 self.look(plan)
         self._walk()
 

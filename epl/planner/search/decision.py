@@ -32,6 +32,7 @@ from epl.planner.search.candidates import (
     is_left_alone,
 )
 from epl.planner.search.comparison import Compared, PlanOutcome
+from epl.planner.search.device_orders import device_orders, with_order
 from epl.planner.search.model_blocks import find_blocks
 from epl.planner.search.planned_model import PlannedModel, planned_model
 from epl.planner.search.reasons import with_origins
@@ -53,7 +54,7 @@ logger = logging.getLogger("epl")
 _ROWS_OF_PROCESSES = (
     "Rows by speed were not tried, as each process feeds its own: set auto.balance to speed, and feed epl.local_rows."
 )
-_ESTIMATED = 1000  # ops of a model from which on a walk takes estimates of plans, and simulates the best alone
+_ESTIMATED = 300  # ops of a model from which on a walk takes estimates of plans, and simulates the best alone
 
 # The optimizer is not known when a model is differentiated: it counts as one of the largest that are in use.
 _SLOTS = {"first moment": 1.0, "second moment": 1.0}
@@ -116,10 +117,20 @@ def _searched(
     model, own = _as_it_is(stages_of, model, machine)
     are_cut = may_cut_rows(graph, model)
     known = KnownParts(model.costs, machine, model.strategy)
+    orders = device_orders(model.strategy, machine)
 
     def all_candidates() -> List[PlanCandidate]:
         every = candidates(model.strategy, model.rows, stages_of)
         every += _cut_for_devices(graph, found, model, machine, trains_the_same, search_time)
+        for order in orders:
+            ordered = model._replace(strategy=with_order(model.strategy, order))
+            others = candidates(ordered.strategy, model.rows, stages_of)
+            others += _cut_for_devices(graph, found, ordered, machine, trains_the_same, search_time)
+            every += [
+                PlanCandidate(f"{one.name}, devices {order}", one.strategy)
+                for one in others
+                if len(one.strategy.blocks) > 1
+            ]
         wanted = _wanted(every)
         return wanted + (_with_rows_by_speed(wanted, model, machine) if are_cut else [])
 
@@ -148,10 +159,11 @@ def _searched(
     plans_by_blocks: List[Compared] = []
     by_blocks = ""
     if leaves_blocks and not search_time.interrupted:
-        plans = _block_plans(graph, found, ys, model, machine, are_cut)
+        base = _fastest_first(model, machine, orders)
+        plans = _block_plans(graph, found, ys, model._replace(strategy=base), machine, are_cut)
         is_large = len(model.strategy.ops) >= _ESTIMATED
         searched = search_blocks(
-            model.strategy,
+            base,
             plans,
             with_rows,
             simulate,
@@ -237,6 +249,18 @@ def _cut_for_devices(
     return pipelines
 
 
+def _fastest_first(model: PlannedModel, machine: Machine, orders: Sequence[str]) -> Strategy:
+    """The strategy with the device first that computes the model in the least time: a group's first may do it alone."""
+    kinds = machine.placed_devices()
+
+    def seconds(order: str) -> float:
+        found = model.costs.at(model.rows, kinds[int(order.partition(",")[0] or 0)])
+        return sum(found.forward) + sum(found.backward)
+
+    best = min(["", *orders], key=seconds)
+    return with_order(model.strategy, best) if best else model.strategy
+
+
 def _leaves_rows(strategy: Strategy, machine: Machine) -> bool:
     """Whether the rows of replicas are open, and the devices are of several kinds."""
     return is_left_alone(strategy, KEY) and len(set(machine.placed_devices())) > 1
@@ -268,7 +292,7 @@ def _leaves_blocks(strategy: Strategy) -> bool:
 def _block_plans(
     graph: Graph, found: ForwardPass, ys: Any, model: PlannedModel, machine: Machine, are_cut: bool
 ) -> BlockPlans:
-    costs = model.costs.at(max(1, model.rows // machine.num_devices), machine.devices[0])
+    costs = model.costs.at(max(1, model.rows // machine.num_devices), machine.slowest)
     seconds = [forward + backward for forward, backward in zip(costs.forward, costs.backward)]
     blocks = find_blocks(graph, found, seconds)
     chooser = SplitChooser(graph, found, ys, machine)

@@ -143,7 +143,7 @@ class SplitChooser:
                 for place, own in ratios.items()
             }
             half = Env.get().config.communication.fp16
-            times = OpTimes(self._machine.devices[0])
+            times = OpTimes(self._machine.slowest)
             region = find_region(with_readers(ops))
             if region.ops != self._shapes[0]:
                 self._shapes = region.ops, open_shapes(region)

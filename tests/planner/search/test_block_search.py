@@ -167,3 +167,18 @@ def test_the_best_so_far_is_told_each_second_and_ctrl_c_leaves_it(monkeypatch):
     with pytest.raises(KeyboardInterrupt):
         found.run([rows(20)])
     assert found.best(1)[0].outcome.seconds == min(one.outcome.seconds for one in found.best(99))
+
+
+def test_the_walk_makes_steps_however_many_plans_are_given(monkeypatch):
+    """Each plan takes a second, and the plans that are given would take more than all of the time."""
+    now = [0.0]
+    monkeypatch.setattr(block_search.time, "monotonic", lambda: now[0])
+    costs = HandMade(0, 8)
+
+    def slow(plan):
+        now[0] += 1.0
+        return costs(plan)
+
+    found = BlockSearch(costs.space, slow, SearchLimits(40.0, None, 0))
+    found.run([rows(8)], list(costs.plans()))
+    assert found.steps >= 15 and now[0] <= 41.0
