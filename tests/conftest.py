@@ -11,7 +11,7 @@ import signal
 import sys
 import time
 import uuid
-from typing import Dict, Iterator, List, Set
+from typing import Dict, Iterator, List, Set, Tuple
 
 import hypothesis
 import pytest
@@ -61,8 +61,10 @@ def pytest_configure(config: pytest.Config) -> None:
         tf.disable_v2_behavior()
 
 
+@pytest.hookimpl(tryfirst=True)  # before -m chooses
 def pytest_collection_modifyitems(items: List[pytest.Item]) -> None:
-    """Skips the tests that name a GPU where there is none, and those of another TensorFlow."""
+    """Marks cases of grids as long; skips the tests of a GPU where there is none, and those of another TensorFlow."""
+    _shorten_grids(items)
     for item in items:
         mark = item.get_closest_marker("tensorflow")
         if mark is not None and not _tensorflow_version().startswith(mark.args):
@@ -71,6 +73,19 @@ def pytest_collection_modifyitems(items: List[pytest.Item]) -> None:
         for item in items:
             if item.get_closest_marker("gpu"):
                 item.add_marker(pytest.mark.skip(reason="needs an NVIDIA GPU"))
+
+
+def _shorten_grids(items: List[pytest.Item]) -> None:
+    """Marks as long the cases of tests with the mark `grid` of which each parameter's value was in a case before."""
+    seen: Dict[str, Set[Tuple[str, str]]] = {}
+    for item in items:
+        case = getattr(item, "callspec", None)
+        if case is not None and item.get_closest_marker("grid") and not item.get_closest_marker("long"):
+            values = {(name, repr(value)) for name, value in case.params.items()}
+            before = seen.setdefault(item.nodeid.partition("[")[0], set())
+            if values <= before:
+                item.add_marker(pytest.mark.long)
+            before |= values
 
 
 def _tensorflow_version() -> str:

@@ -55,6 +55,9 @@ COMMANDS = {
     "epl-plan --devices 2 --search --save plan.json train.py": (
         "tests/planner/test_saved_plans.py::test_from_the_search_to_the_training"
     ),
+    "epl-plan --devices 2 --search --trials 3 --save plan.json train.py": (
+        "tests/planner/test_trials.py::test_the_fastest_of_two_plans_is_saved_and_nothing_stays"
+    ),
     "epl-plan --devices 2 --plan plan.json train.py": (
         "tests/planner/test_saved_plans.py::test_from_the_search_to_the_training"
     ),
