@@ -35,7 +35,15 @@ from epl.ir.dataflow import data_descendants
 from epl.ir.graph import first_tensor
 from epl.ir.taskgraph import Phase
 from epl.parallel.replication import run_kinds
-from epl.parallel.replication.replica_rows import MIXES, WRITES, ReplicaRows, RowFinding, fetched
+from epl.parallel.replication.replica_rows import (
+    MIXES,
+    WRITES,
+    ReplicaRows,
+    RowFinding,
+    fetched,
+    fetched_late,
+    from_batches,
+)
 from epl.parallel.rewriting.context import RewriteContext, Sibling
 from epl.parallel.rewriting.data_waits import outputs_taken
 from epl.parallel.sharded_variables import part_writes
@@ -408,7 +416,30 @@ class RunPlanner:
             or (one.kind == WRITES or differentiates)
             and any(self._view.index.get(op) in needed for op in one.ops)
         )
-        return in_run + tuple(fetched(found, fetches, self._rewrite.plan.workers) if differentiates else ())
+        if not differentiates:
+            return in_run
+        late = [tensor for tensor in fetches if self._is_late_scalar(tensor)]
+        own = fetched(found, fetches, self._rewrite.plan.workers)
+        return in_run + tuple(own + [fetched_late(tensor, self._rewrite.local_replicas) for tensor in late])
+
+    def _is_late_scalar(self, tensor: tf.Tensor) -> bool:
+        """Whether a tensor is a number that was built after the rewriting from the batch of one of several replicas."""
+        is_number = tensor.dtype.base_dtype.is_floating or tensor.dtype.base_dtype.is_integer
+        if tensor.op.name in self._view.index or tensor.shape.ndims != 0 or not is_number:
+            return False
+        rewrite = self._rewrite
+        if rewrite.local_replicas * rewrite.plan.workers == 1:
+            return False
+        of_batch = from_batches(rewrite.tf_graph, self._view)
+        stack, seen = [tensor], set()
+        while stack:
+            op = stack.pop().op
+            if self._view.index.get(op.name) in of_batch:
+                return True
+            if op not in seen and op.name not in self._view.index:
+                seen.add(op)
+                stack += op.inputs
+        return False
 
     def _writes_by_hand(self, asked: Asked) -> Set[int]:
         """The writes of global variables of a run without gradients that reads no data; none if it is no such run.

@@ -321,6 +321,23 @@ def test_a_fetched_scalar_of_replica_0_is_told(oracle: Oracle, names: Any, said:
     assert answer.log.count("of the rows of replica 0 alone") == said
 
 
+def _fetched_late(ctx: Context) -> None:
+    ctx.init()
+    small = Small()
+    with tf.Session() as sess:
+        sess.run(tf.global_variables_initializer())
+        sess.run(small.train_op, small.feed(ctx))
+        late = {"late": 100.0 * small.loss, "of_weights": tf.add_n(list(map(tf.nn.l2_loss, tf.trainable_variables())))}
+        for _ in range(2):
+            sess.run([small.train_op, late], small.feed(ctx))
+
+
+def test_a_scalar_that_is_built_late_is_told(oracle: Oracle) -> None:
+    (answer,) = oracle.plan((1, 2), _fetched_late)
+    (line,) = [line for line in answer.log.splitlines() if "of the rows of replica 0 alone" in line]
+    assert "gives `mul" in line and "as it was built after the first run" in line
+
+
 # ---- What is listed.
 
 

@@ -178,12 +178,7 @@ def _find_scalars(
 
     What takes data, or is fed rows, that the gradients do not take is neither.
     """
-    fed = {
-        node
-        for node in view.user_placeholders()
-        if graph.tf_graph.get_operation_by_name(view.nodes[node].name).outputs[0].shape.ndims != 0
-    }
-    data = fed.union(view.of_types(op_types.DATA_SOURCES))
+    data = _batches(graph.tf_graph, view)
     others = view.descendants(data - view.ancestors(gradients))
     merged = {output.tensor for output in plan.outputs}
     of_batch = data_descendants(view, data, set()) - others - updated
@@ -202,6 +197,22 @@ def _find_scalars(
     return whole_scalars.choose(view, flow, lowering, candidates, averaged)
 
 
+def _batches(tf_graph: tf.Graph, view: GraphView) -> Set[int]:
+    """The placeholders that are fed rows, and the data sources."""
+    fed = {
+        node
+        for node in view.user_placeholders()
+        if tf_graph.get_operation_by_name(view.nodes[node].name).outputs[0].shape.ndims != 0
+    }
+    return fed.union(view.of_types(op_types.DATA_SOURCES))
+
+
+def from_batches(tf_graph: tf.Graph, view: GraphView) -> Set[int]:
+    """The nodes that are computed from batches, but for gradients, which are of all rows."""
+    found = data_descendants(view, _batches(tf_graph, view), set())
+    return {node for node in found if not _is_of_gradients(view, node)}
+
+
 def sentence(findings: Sequence[RowFinding]) -> str:
     """The findings in one sentence, by line of the script, the worst first."""
     parts = []
@@ -218,13 +229,26 @@ def fetched(found: ReplicaRows, tensors: Sequence[tf.Tensor], workers: int) -> L
     findings = []
     for tensor in tensors:
         if tensor.name in found.own or (tensor.name in found.of_rows and workers > 1):
-            place = user_place(tensor.op)
-            where = tensor.op.name if place is None else f"{place[0]}:{place[1]}"
             kind = FETCHES if tensor.name in found.own else SHOWS
-            findings.append(
-                RowFinding(kind, (tensor.op.name,), where, f"gives {_of_part([tensor.name], found.of_rows)}")
-            )
+            findings.append(_given(kind, tensor, _of_part([tensor.name], found.of_rows)))
     return findings
+
+
+def _given(kind: str, tensor: tf.Tensor, what: str) -> RowFinding:
+    place = user_place(tensor.op)
+    where = tensor.op.name if place is None else f"{place[0]}:{place[1]}"
+    return RowFinding(kind, (tensor.op.name,), where, f"gives {what}")
+
+
+def fetched_late(tensor: tf.Tensor, replicas: int) -> RowFinding:
+    """The finding for a scalar of the batch that was built after the plan: nothing merges it.
+
+    Args:
+      tensor: it.
+      replicas: those of this process.
+    """
+    own, of_rows = (FETCHES, set()) if replicas > 1 else (SHOWS, {tensor.name})
+    return _given(own, tensor, f"{_of_part([tensor.name], of_rows)}, as it was built after the first run")
 
 
 def describe_rows(findings: Sequence[RowFinding]) -> List[str]:
