@@ -55,7 +55,8 @@ def main() -> int:
         variables = dict(os.environ, TF_CONFIG=json.dumps(job), TF_CPP_MIN_LOG_LEVEL="1")
         output = None if index == 0 else subprocess.DEVNULL
         workers.append(subprocess.Popen(enter + [sys.executable] + sys.argv, env=variables, stdout=output))
-    return max(worker.wait() for worker in workers)
+    codes = [worker.wait() for worker in workers]
+    return int(any(codes))
 
 
 if __name__ == "__main__":

@@ -89,7 +89,7 @@ def _parser() -> argparse.ArgumentParser:
             "epl-plan [options] script.py [script arguments]\n       epl-plan --diff A.json B.json\n"
             "       epl-plan --machines\n       epl-plan --calibrate FILE [--devices [Wx]D]"
         ),
-        description="Says how a script would train, without training: it runs until it would, in this process alone.",
+        description="Says how a script would train, without training: it runs until it would, in this process.",
         epilog="Exit code: 0 a plan; 1 EPL refuses the script as it is; 2 wrong usage; 3 the script failed.",
     )
     parser.add_argument(
@@ -173,8 +173,8 @@ def _settings(parser: argparse.ArgumentParser, options: argparse.Namespace) -> D
         if options.trials < 1:
             parser.error(f"--trials {options.trials}: expected the number of plans to try, from 1.")
         settings["auto.trials"] = str(options.trials)
-    if "auto.trials" in settings and int(settings["auto.trials"]):
-        _check_trials(parser, options, settings)
+    if int(settings.get("auto.trials", 0)):
+        _check_trials(parser, options, settings.get("auto.planner", ""))
     if options.verbose or sys.stderr.isatty():
         _tell_search(SEARCH_LOGGER if options.verbose else CAPACITY_LOGGER)
     if options.machine:
@@ -186,8 +186,8 @@ def _settings(parser: argparse.ArgumentParser, options: argparse.Namespace) -> D
     return settings
 
 
-def _check_trials(parser: argparse.ArgumentParser, options: argparse.Namespace, settings: Dict[str, str]) -> None:
-    if settings.get("auto.planner") != "search" or not options.save:
+def _check_trials(parser: argparse.ArgumentParser, options: argparse.Namespace, planner: str) -> None:
+    if planner != "search" or not options.save:
         parser.error("--trials tries plans of a search, and saves the fastest: give --search and --save FILE, too.")
     for name in ("json", "html", "trace"):
         if getattr(options, name):
@@ -275,6 +275,10 @@ def _plan(
             option = "--devices: " if name in _OF_DEVICES else ""
             why = f"the script sets {config.get(name)!r} in code"
             parser.error(f"{option}{name}={text} has no effect from the command line: {why}.")
+    if config.auto.trials:  # also by the environment
+        _check_trials(parser, options, config.auto.planner)
+        if config.provenance("auto.trials") == "code":
+            parser.error("auto.trials is set in code, which a trial would run, too. Give --trials N instead.")
     strategy = _with_own_origins(record.strategy_of(graph), options)
     if strategy.workers != workers:
         parser.error(f"--devices {options.devices}: the script is a job of {strategy.workers} worker(s) by itself.")
@@ -311,12 +315,14 @@ def _plan(
 
 def _tried(options: argparse.Namespace, count: int, plan: "SimulatedPlan", environ: Dict[str, str]) -> "Strategy":
     """The fastest of the best plans of a search, as they train on this computer."""
+    from epl.planner.search.training_batches import training_batches
     from epl.planner.trials import trials
     from epl.utils.errors import PlanError
 
     if plan.model is None or plan.search is None:
         raise PlanError(f"no plan is tried: {plan.refusal or 'there was no search'}")
     trials.refuse_elsewhere(plan.model.machine, plan.strategy.workers, plan.strategy.devices)
+    trials.refuse_several_runs(training_batches(plan.strategy, plan.model, plan.model.machine))
     sys.stderr.write(f"epl-plan: training a few steps by each of {count} plans at most\n")
     found = trials.try_plans(plan.search, count, os.path.abspath(options.script), options.arguments, environ)
     fastest = trials.fastest(found)

@@ -37,7 +37,7 @@ def configure(original: Callable[..., Any], callbacks: Any, model: Any, *args: A
     """`configure_callbacks` of Keras, which each `fit`, `evaluate` and `predict` calls once."""
     cluster, graph = Env.get().cluster, Graph.get()
     is_configured = callbacks is not None and not isinstance(callbacks, (list, tuple))
-    if Env.get().trial is not None and not is_configured and graph is not None:
+    if Env.get().trial is not None and not is_configured:
         callbacks = _without_writers(callbacks or (), graph)
     if is_configured or kwargs.get("mode", "train") != "train" or cluster is None or cluster.worker_num == 1:
         return original(callbacks, model, *args, **kwargs)
@@ -51,16 +51,17 @@ def configure(original: Callable[..., Any], callbacks: Any, model: Any, *args: A
     return original([first, *given, last], model, *args, **kwargs)
 
 
-def _without_writers(callbacks: Sequence[Any], graph: Graph) -> List[Any]:
+def _without_writers(callbacks: Sequence[Any], graph: Optional[Graph]) -> List[Any]:
     """The callbacks of another worker than 0, or of a trial of a plan.
 
     A ModelCheckpoint stays if variables are in parts, as all workers gather them; its files are thrown away.
     """
+    in_parts = graph is not None and graph.state_of(ShardedVariables) is not None
     kept = []
     for callback in callbacks:
         if not _kinds(callback) & _WRITERS:
             kept.append(callback)
-        elif graph.state_of(ShardedVariables) is not None and "ModelCheckpoint" in _kinds(callback):
+        elif in_parts and "ModelCheckpoint" in _kinds(callback):
             folder = tempfile.TemporaryDirectory(prefix="epl_")  # lives as long as the callback
             callback.filepath = os.path.join(folder.name, os.path.basename(callback.filepath))
             callback._epl_folder = folder

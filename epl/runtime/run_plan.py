@@ -400,7 +400,7 @@ class RunPlanner:
 
     def _tells_kind(self, reach: Reach) -> List[tf.Operation]:
         """What tells a run that merges global outputs, without gradients, from a training step of another worker."""
-        if not reach.outputs or reach.needed & (self._gradients | self._all_boundaries):
+        if not reach.outputs & self._collectives or reach.needed & (self._gradients | self._all_boundaries):
             return []
         names = self._rewrite.run_kinds.get(run_kinds.OUTPUTS, ())
         return [self._rewrite.operation(name) for name in names]

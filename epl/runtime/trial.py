@@ -6,7 +6,7 @@ step    0 1         2 3 4 5 6
 
 import statistics
 import time
-from typing import Any, Callable, Dict, List, Sequence, Tuple
+from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 
 from epl.env import Env
 from epl.ir.graph import Graph, first_tensor
@@ -28,26 +28,22 @@ class Trial:
         self._known: Dict[Tuple[str, ...], bool] = {}  # what was run -> whether it trains
 
     @property
-    def seconds(self) -> float:
-        """The median of the timed steps.
-
-        Raises:
-          ValueError: there is none.
-        """
-        return statistics.median(self._times[WARM_UP:])
+    def seconds(self) -> Optional[float]:
+        """The median of the timed steps; None if the script ended before them."""
+        return statistics.median(self._times[WARM_UP:]) if len(self._times) >= WARM_UP + TIMED else None
 
     def run(self, graph: Graph, wanted: Sequence[Any], step: Callable[[], Any]) -> Any:
         """What a run of some tensors and ops gives; one that needs gradients is a training step, and is timed.
 
         Raises:
-          TrialDone: it was the last one.
+          TrialDone: it was the last one, or one after it, of a script that goes on.
         """
         if not self._trains(graph, wanted):
             return step()
         begin = time.perf_counter()
         result = step()
         self._times.append(time.perf_counter() - begin)
-        if len(self._times) == WARM_UP + TIMED:
+        if len(self._times) >= WARM_UP + TIMED:
             raise TrialDone
         return result
 

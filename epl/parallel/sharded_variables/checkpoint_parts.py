@@ -358,7 +358,7 @@ class CheckpointParts:
             return True
         assigned = self._different_assignments(session, wanted)
         if assigned:
-            return all(mine < first for _, mine, first in assigned)
+            return not self._in_steps and all(mine < first for _, mine, first in assigned)
         different = self._different_writes(session, wanted)
         return bool(different) and not self._in_steps and all(first != NOTHING for _, _, first in different)
 
@@ -379,7 +379,7 @@ class CheckpointParts:
         if own["steps"] != wanted["steps"]:
             raise CheckpointPartsError(_of_other_steps("it", own["steps"], wanted["steps"]))
         for name, mine, first in self._different_assignments(session, wanted)[:1]:
-            if mine > first:
+            if mine:  # 0: the way differs, too
                 raise CheckpointPartsError(
                     "the file is not published, as its parts would not belong together: since the last step "
                     "{!r} was assigned by {} run(s) here, and by {} in worker 0, which saves. Assign in every worker, "

@@ -92,7 +92,7 @@ def _use(graph: Graph, ys: Any, strategy: Strategy, source: str) -> None:
     strategies.refuse_other_model(strategy, list(found.values()), source)
     _tell_other_job(strategy, cluster, source)
     _decide_settings(strategy, env.config, source)
-    cluster = _laid_out(strategy, cluster)
+    cluster = _laid_out(strategy, cluster, source)
     _annotate(graph, view, found, strategy, env.config, source)
     _refuse_other_devices(graph, strategy, cluster, source)
     graph.keep(Strategy, strategy)
@@ -169,12 +169,16 @@ def _refuse_other_devices(graph: Graph, strategy: Strategy, cluster: Cluster, so
     try:
         stage_devices(graph.taskgraphs, cluster)
     except LayoutError:
-        own = f"{cluster.worker_num}x{cluster.gpu_num_per_worker}"
-        raise PlanError(
-            f"The strategy of {source} was made for {strategy.workers}x{strategy.devices} devices (workers x devices "
-            f"of each), and its {len(strategy.blocks)} block(s) do not fit the {own} of the job. Start as many devices "
-            f"as it was made for, or make one for these: epl-plan --devices {own} --save FILE script.py."
-        ) from None
+        raise PlanError(_for_other_devices(strategy, cluster, source)) from None
+
+
+def _for_other_devices(strategy: Strategy, cluster: Cluster, source: str) -> str:
+    own = f"{cluster.worker_num}x{cluster.gpu_num_per_worker}"
+    return (
+        f"The strategy of {source} was made for {strategy.workers}x{strategy.devices} devices (workers x devices "
+        f"of each), and its {len(strategy.blocks)} block(s) do not fit the {own} of the job. Start as many devices "
+        f"as it was made for, or make one for these: epl-plan --devices {own} --save FILE script.py."
+    )
 
 
 def _decide_settings(strategy: Strategy, config: Config, source: str) -> None:
@@ -199,12 +203,25 @@ def _decide_settings(strategy: Strategy, config: Config, source: str) -> None:
         )  # fmt: skip
 
 
-def _laid_out(strategy: Strategy, cluster: Cluster) -> Cluster:
-    """The devices of the job, laid out anew where the strategy decides how, and the script has not."""
+def _laid_out(strategy: Strategy, cluster: Cluster, source: str) -> Cluster:
+    """The devices of the job, laid out anew where the strategy decides how, and the script has not.
+
+    Raises:
+      PlanError: the strategy orders the devices of other processes, or of a script that has laid them out.
+    """
     env = Env.get()
     decided = [one.key for one in strategy.settings if one.key in strategies.LAYOUT_KEYS]
+    if "cluster.device_order" in decided and strategy.devices != cluster.gpu_num_per_worker:
+        raise PlanError(_for_other_devices(strategy, cluster, source))
+    if "cluster.device_order" in decided and cluster.layout.name != "auto":
+        raise PlanError(
+            f"The strategy of {source} orders the devices (cluster.device_order), and the script lays them out itself "
+            f"(epl.Cluster, layout {cluster.layout.name!r}). Leave the layout out, or make a strategy of the script as "
+            "it is."
+        )
     if cluster.layout.name == "auto" and any(not env.config.is_set(key) for key in decided):
-        cluster = Cluster(layout="all" if env.config.cluster.colocate_split_and_replicate else None, config=env.config)
+        layout = "all" if env.config.cluster.colocate_split_and_replicate else None
+        cluster = Cluster(cluster.hosts, worker_index=cluster.worker_index, layout=layout, config=env.config)
         env.use(cluster)
     return cluster
 

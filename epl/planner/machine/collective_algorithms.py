@@ -14,6 +14,9 @@ FLAT, HIERARCHICAL, NCCL = "auto", "hierarchical", "nccl"
 # Memory in which each rank of an NCCL communicator packs small tensors (kPackBytes of csrc/comm/nccl.cc).
 NCCL_PACK_BYTES = 8 << 20
 
+# Up to here a hierarchical broadcast is flat (kFlatBroadcastBytes of csrc/comm/program_hierarchical.cc).
+FLAT_BROADCAST_BYTES = 4 << 10
+
 RING, TREE, DIRECT, BY_MACHINES = "ring", "tree", "direct", "hierarchical"
 
 KINDS = ("all-reduce", "reduce-scatter", "all-gather", "broadcast", "all-to-all")

@@ -122,7 +122,18 @@ class Fastest(NamedTuple):
         return min(costs, key=lambda cost: cost.seconds)
 
 
-Algorithm = Union[Rounds, HopChain, RoundSequence, Together, Fastest]
+class BySize(NamedTuple):
+    """An algorithm for tensors up to some bytes, and one for larger ones."""
+
+    most: int
+    small: "Algorithm"
+    large: "Algorithm"
+
+    def cost(self, nbytes: float) -> CollectiveCost:
+        return (self.small if nbytes <= self.most else self.large).cost(nbytes)
+
+
+Algorithm = Union[Rounds, HopChain, RoundSequence, Together, Fastest, BySize]
 NOTHING = RoundSequence(())
 
 

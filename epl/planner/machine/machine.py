@@ -88,7 +88,7 @@ class Device(NamedTuple):
         return None if speed is None else speed.reached
 
     def peak(self, dtype: str) -> float:
-        """FLOP/s of matmuls by the data sheet; 0 if they have no rate."""
+        """FLOP/s of matmuls by the data sheet, of float32 where it has no other rate; 0 if matmuls have none."""
         speed = self._speed(Kind.MATMUL, dtype)
         return 0.0 if speed is None else speed.peak
 

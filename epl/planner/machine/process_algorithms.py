@@ -10,8 +10,10 @@ reduces it, and back (csrc/comm/program.cc). A reduce-scatter reduces in the mem
 
 from typing import Dict, FrozenSet, List, Sequence
 
+from epl.planner.machine.collective_algorithms import FLAT_BROADCAST_BYTES
 from epl.planner.machine.collective_steps import (
     Algorithm,
+    BySize,
     Devices,
     Fastest,
     Rounds,
@@ -45,14 +47,18 @@ class ProcessAlgorithms:
             return Fastest((("direct", self._direct(kind, [devices], 1.0, "")),))
         firsts = tuple(process[0] for process in processes)
         machines = self._machines(firsts) if self.by_machines else []
-        flat = ("direct", [self._direct(kind, [firsts], 1.0, "")])
-        options = [("hierarchical", self._hierarchical(kind, machines))] if machines else [flat]
-        if machines and kind == "broadcast":
-            options.append(flat)  # of few bytes
         several = [process for process in processes if len(process) > 1]
         before = [each(lambda one: self._meet("reduce", one), several)] if several and kind in _REDUCES else []
         after = [each(lambda one: self._meet("broadcast", one), several)] if several and kind in _SENDS_OUT else []
-        return Fastest(tuple((name, RoundSequence((*before, *between, *after))) for name, between in options))
+
+        def whole(name: str, between: Sequence[Algorithm]) -> Algorithm:
+            return Fastest(((name, RoundSequence((*before, *between, *after))),))
+
+        flat = whole("direct", [self._direct(kind, [firsts], 1.0, "")])
+        if not machines:
+            return flat
+        by_machines = whole("hierarchical", self._hierarchical(kind, machines))
+        return BySize(FLAT_BROADCAST_BYTES, flat, by_machines) if kind == "broadcast" else by_machines
 
     def _processes(self, devices: Devices) -> List[Devices]:
         found: Dict[int, List[int]] = {}

@@ -18,7 +18,7 @@ class StepBound(NamedTuple):
       bubble: that a pipeline of equal stages waits in addition.
       traffic: of the messages and collectives that pass over the busiest link, one after the other.
       flops: of the forward and backward pass of all rows, each counted once.
-      peak: FLOP/s of matmuls on all devices together, by their data sheets; 0 if one has no rate of its own.
+      peak: FLOP/s of matmuls on all devices together, by their data sheets; 0 if matmuls of one have no rate.
     """
 
     compute: float

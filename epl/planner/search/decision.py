@@ -15,7 +15,7 @@ from epl.parallel.auto_partition.partition import Partitioner, places_in_chain
 from epl.parallel.plan.strategy import Strategy
 from epl.parallel.strategy import record
 from epl.parallel.strategy.record import ForwardPass
-from epl.planner.machine.machine import Machine
+from epl.planner.machine.machine import Device, Machine
 from epl.planner.prediction.prediction import KnownParts, predict
 from epl.planner.search import capacity, comparison
 from epl.planner.search.block_estimate import BlockEstimate
@@ -120,17 +120,15 @@ def _searched(
     orders = device_orders(model.strategy, machine)
 
     def all_candidates() -> List[PlanCandidate]:
-        every = candidates(model.strategy, model.rows, stages_of)
-        every += _cut_for_devices(graph, found, model, machine, trains_the_same, search_time)
-        for order in orders:
-            ordered = model._replace(strategy=with_order(model.strategy, order))
-            others = candidates(ordered.strategy, model.rows, stages_of)
-            others += _cut_for_devices(graph, found, ordered, machine, trains_the_same, search_time)
-            every += [
-                PlanCandidate(f"{one.name}, devices {order}", one.strategy)
-                for one in others
-                if len(one.strategy.blocks) > 1
-            ]
+        every: List[PlanCandidate] = []
+        for order in ["", *orders]:
+            ordered = model._replace(strategy=with_order(model.strategy, order)) if order else model
+            found_here = candidates(ordered.strategy, model.rows, stages_of)
+            found_here += _cut_for_devices(graph, found, ordered, machine, trains_the_same, search_time)
+            if order:
+                stages = [one for one in found_here if len(one.strategy.blocks) > 1]
+                found_here = [PlanCandidate(f"{one.name}, devices {order}", one.strategy) for one in stages]
+            every += found_here
         wanted = _wanted(every)
         return wanted + (_with_rows_by_speed(wanted, model, machine) if are_cut else [])
 
@@ -243,7 +241,8 @@ def _cut_for_devices(
                 continue
         late.append(stages)
     if late:
-        search_time.left_out.append(f"pipelines of {', '.join(map(str, late))} stages that are cut for their devices")
+        words = f"pipelines of {', '.join(map(str, late))} stages that are cut for their devices"
+        search_time.left_out += [] if words in search_time.left_out else [words]  # in several orders of the devices
     if by_speed:
         pipelines = [one._replace(strategy=with_balance(one.strategy, SPEED)) for one in pipelines]
     return pipelines
@@ -253,9 +252,12 @@ def _fastest_first(model: PlannedModel, machine: Machine, orders: Sequence[str])
     """The strategy with the device first that computes the model in the least time: a group's first may do it alone."""
     kinds = machine.placed_devices()
 
-    def seconds(order: str) -> float:
-        found = model.costs.at(model.rows, kinds[int(order.partition(",")[0] or 0)])
-        return sum(found.forward) + sum(found.backward)
+    def in_order(order: str) -> List[Device]:
+        return [kinds[int(at)] for at in order.split(",")] if order else list(kinds[: model.strategy.devices])
+
+    def seconds(order: str) -> Tuple[float, List[str]]:
+        found = model.costs.at(model.rows, in_order(order)[0])
+        return sum(found.forward) + sum(found.backward), [device.name for device in in_order(order)]
 
     best = min(["", *orders], key=seconds)
     return with_order(model.strategy, best) if best else model.strategy

@@ -17,10 +17,10 @@ from epl.parallel.plan import strategy as strategies
 from epl.parallel.plan.strategy import Strategy
 from epl.planner.machine import quantities
 from epl.planner.machine.machine import Machine
-from epl.planner.prediction.layout import decided
 from epl.planner.search.comparison import Compared
 from epl.planner.search.decision import SearchResult
 from epl.planner.search.reasons import with_origins
+from epl.planner.search.training_batches import TrainingBatches
 from epl.planner.trials.worker import train_briefly
 from epl.runtime.trial import TIMED, WARM_UP
 from epl.utils import gpu_info
@@ -28,7 +28,6 @@ from epl.utils.errors import EplError, PlanError
 
 _SECONDS = 600.0  # of a trial, with what the script does before its first step
 _OF_A_SEARCH = ("auto.planner", "auto.trials", "auto.plan_file", "auto.explain")
-_SEVERAL_RUNS = "not tried: several runs make a step"
 
 
 class TriedPlan(NamedTuple):
@@ -73,6 +72,15 @@ def refuse_elsewhere(machine: Machine, workers: int, devices: int) -> None:
         )
 
 
+def refuse_several_runs(batches: TrainingBatches) -> None:
+    """Raises PlanError for gradient accumulation: a trial times single runs, of which few exchange gradients."""
+    if batches.runs > 1:
+        raise PlanError(
+            f"auto.trials times single runs, and an update takes {batches.runs} runs of this script "
+            "(pipeline.num_micro_batch). Leave one of them out."
+        )
+
+
 def try_plans(
     search: SearchResult, count: int, script: str, arguments: Sequence[str], environ: Mapping[str, str]
 ) -> List[TriedPlan]:
@@ -95,25 +103,23 @@ def _try(
     assert one.outcome is not None
     strategy = with_origins(one, search.compared)
     untried = TriedPlan(one.candidate.name, strategy, one.outcome.seconds, None, "")
-    if len(strategy.blocks) == 1 and int(decided(strategy)["pipeline.num_micro_batch"]) > 1:
-        return untried._replace(refusal=_SEVERAL_RUNS)
     with tempfile.TemporaryDirectory(prefix="epl-trials-") as folder:
         path = os.path.join(folder, "plan.json")
         with open(path, "w", encoding="utf-8") as file:
             file.write(strategies.to_json(strategy))
         own = {name: value for name, value in environ.items() if name not in map(env_name, _OF_A_SEARCH)}
         own[env_name("auto.plan_file")] = path
-        shown = io.StringIO()
         try:
-            with _environment(own), contextlib.redirect_stdout(shown):
+            with _environment(own), contextlib.redirect_stdout(io.StringIO()):
                 found = launcher.run(
                     train_briefly, strategy.workers, strategy.devices, (script, arguments), timeout=_SECONDS
                 )
         except (EplError, TimeoutError) as error:
             return untried._replace(refusal=str(error).split("\n")[0])
-    if None in found:
+    times = [seconds for seconds in found if seconds is not None]  # a worker with no stage of its own only serves
+    if not times:
         return untried._replace(refusal=f"the script ended before it had trained {WARM_UP + TIMED} steps")
-    return untried._replace(measured=max(found))
+    return untried._replace(measured=max(times))
 
 
 @contextlib.contextmanager

@@ -6,12 +6,15 @@ import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
 
+from epl.cluster.cluster import Cluster
+from epl.env import Env
 from epl.ir.graph import Graph
+from epl.parallel.strategy import replay
 from epl.planner.machine.files import from_json
 from epl.planner.prediction.layout import decided
 from epl.planner.search.decision import SearchResult
 from epl.planner.search.device_orders import device_orders, with_order
-from epl.utils.errors import ClusterError
+from epl.utils.errors import ClusterError, PlanError
 from tests.parallel.in_process import init  # noqa: F401
 from tests.planner.prediction.hand_made import HandCosts, Layer, strategy
 
@@ -96,3 +99,23 @@ def test_orders_do_not_depend_on_the_numbers_of_the_devices(init):  # noqa: F811
 def test_an_order_names_each_device_once(init, order):  # noqa: F811
     with pytest.raises(ClusterError, match="does not name the devices of a process"):
         init(2, cluster__device_order=order)
+
+
+def _job(layout="auto"):
+    env = Env.get()
+    hosts = ["a.invalid:1", "b.invalid:1"]
+    env.cluster = Cluster(hosts, worker_index=1, layout=layout, config=env.config)
+    return env.cluster
+
+
+def test_a_plan_with_an_order_keeps_the_job(init):  # noqa: F811
+    init(2, annotate=False)
+    plan = with_order(strategy(HandCosts([Layer(1.0, 2.0)]), workers=2, devices=2), "1,0")
+    cluster = _job()
+    Env.get().config.decide("cluster.device_order", "1,0")
+    laid_out = replay._laid_out(plan, cluster, "plan.json")
+    assert (laid_out.hosts, laid_out.worker_index) == (cluster.hosts, 1)
+    with pytest.raises(PlanError, match="plan.json was made for 2x4 devices"):
+        replay._laid_out(plan._replace(devices=4), cluster, "plan.json")
+    with pytest.raises(PlanError, match="orders the devices .*, and the script lays them out itself"):
+        replay._laid_out(plan, _job("all"), "plan.json")
