@@ -11,6 +11,7 @@ import signal
 import sys
 import time
 import uuid
+import zlib
 from typing import Dict, Iterator, List, Set, Tuple
 
 import hypothesis
@@ -76,16 +77,18 @@ def pytest_collection_modifyitems(items: List[pytest.Item]) -> None:
 
 
 def _shorten_grids(items: List[pytest.Item]) -> None:
-    """Marks as long the cases of tests with the mark `grid` of which each parameter's value was in a case before."""
+    """Marks as long the cases of tests with the mark `grid` of which each parameter's value was in a case before.
+
+    The order is a fixed one by chance, so that values of one parameter meet different values of the others.
+    """
     seen: Dict[str, Set[Tuple[str, str]]] = {}
-    for item in items:
-        case = getattr(item, "callspec", None)
-        if case is not None and item.get_closest_marker("grid") and not item.get_closest_marker("long"):
-            values = {(name, repr(value)) for name, value in case.params.items()}
-            before = seen.setdefault(item.nodeid.partition("[")[0], set())
-            if values <= before:
-                item.add_marker(pytest.mark.long)
-            before |= values
+    grids = [item for item in items if item.get_closest_marker("grid") and not item.get_closest_marker("long")]
+    for item in sorted(grids, key=lambda item: zlib.crc32(item.nodeid.encode())):
+        values = {(name, repr(value)) for name, value in item.callspec.params.items()}  # type: ignore[attr-defined]
+        before = seen.setdefault(item.nodeid.partition("[")[0], set())
+        if values <= before:
+            item.add_marker(pytest.mark.long)
+        before |= values
 
 
 def _tensorflow_version() -> str:

@@ -100,6 +100,7 @@ def test_moving_averages_of_own_rows_are_not_compared(oracle: Oracle, topology: 
         assert "error" not in answer.results
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("topology", [(1, 2), (2, 1), (2, 2)], ids=topology_name)
 @pytest.mark.parametrize(
     "config",

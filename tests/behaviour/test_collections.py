@@ -41,6 +41,7 @@ def _merge(ctx: Context, train: bool) -> None:
         ctx.record(alone=sess.run(fetches["global sum"][1], small.feed(ctx, 0)))
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("train", [True, False])
 @every_topology
 def test_merged_values(oracle: Oracle, topology: Any, train: bool) -> None:

@@ -39,6 +39,7 @@ def _uneven(ctx: Context, batches: list, name: str = "layers") -> None:
             ctx.record(all_variables=ctx.results["variables"][0], before=before)
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("name", ["layers", "embedding"])
 @pytest.mark.parametrize(
     "topology,batches,steps",

@@ -49,6 +49,7 @@ def _train(ctx: Context, path: str, resource: bool, after: bool, by_object: bool
         ctx.record_variables(sess)
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("topology", [(1, 2), (2, 1)], ids=topology_name)
 @pytest.mark.parametrize("level,resource", [("", False), ("v1", False), ("v2", True)])
 def test_values_are_loaded(oracle: Oracle, tmp_path: Any, topology: Any, level: str, resource: bool) -> None:

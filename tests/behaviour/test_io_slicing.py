@@ -138,6 +138,7 @@ def test_two_lists_in_one_dataset_are_divided_each(files):
     assert len(log) == 2
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("files", [6, 7, 2], indirect=True)
 @pytest.mark.parametrize("replicas", [(1, 1), (2, 1), (2, 2, 2), (4, 2)])
 @pytest.mark.parametrize("drop_last", [False, True])

@@ -102,6 +102,7 @@ def _keras(ctx: Context, how: str) -> None:
     ctx.record_variables(tf.keras.backend.get_session(), model.weights)
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("how", ["sample_weight", "freeze", "rate", "load"])
 @pytest.mark.parametrize("topology", [(1, 2), (2, 1)])
 def test_keras_goes_on_with_another_training_function(oracle: Oracle, topology: Sequence[int], how: str) -> None:

@@ -35,6 +35,7 @@ def _draw(ctx: Context, graph_seed: Optional[int], op_seed: Optional[int]) -> No
         ctx.record_variables(sess)
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("graph_seed,op_seed", [(None, None), (5, None), (None, 6), (5, 6)])
 @pytest.mark.parametrize("topology", [(1, 2), (2, 2), (1, 4)], ids=topology_name)
 def test_every_replica_draws_its_own(

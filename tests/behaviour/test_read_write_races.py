@@ -60,6 +60,7 @@ def _losses(oracle: Oracle, topology: Any, **arguments: Any) -> List[float]:
     return answer.results["loss"]
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("devices", [1, 2])
 @pytest.mark.parametrize("resource", [False, True], ids=["ref", "resource"])
 def test_what_a_step_reads_comes_before_its_writes(oracle: Oracle, devices: int, resource: bool) -> None:

@@ -168,6 +168,7 @@ def _train(ctx: Context, name: str, reads: bool = False, **config: Any) -> None:
         ctx.record_variables(sess)
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("topology", TOPOLOGIES, ids=topology_name)
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda script: script.__name__)
 def test_a_step_writes_what_one_device_writes(oracle: Oracle, script: Script, topology: Any) -> None:
@@ -175,6 +176,7 @@ def test_a_step_writes_what_one_device_writes(oracle: Oracle, script: Script, to
 
 
 # Replicas of one process that read from one iterator get its batches in any order: a ring keeps the order of rows.
+@pytest.mark.grid
 @pytest.mark.parametrize("topology", [(1, 2), (1, 2, 2), (2, 2, 2)], ids=topology_name)
 @pytest.mark.parametrize("name", ["codebook", "ring", "normalizer"])
 def test_each_worker_may_read_rows_of_its_own(oracle: Oracle, name: str, topology: Any) -> None:
@@ -186,6 +188,7 @@ def test_each_worker_may_read_rows_of_its_own(oracle: Oracle, name: str, topolog
 # ---- With other features.
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize(
     "config",
     [{"zero__level": "v0"}, {"zero__level": "v2"}, {"debug__check_replicas": 2}],

@@ -7,6 +7,7 @@ import ops_harness
 import pytest
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("world", [1, 2, 4])
 @pytest.mark.parametrize("name", sorted(ops_cases.CASES))
 def test_one_process(name, world):
@@ -32,6 +33,7 @@ def two_processes(request, tmp_path_factory):
     return 2 * request.param, transport, got
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("name", sorted(ops_cases.CASES))
 def test_two_processes(two_processes, name):
     world, _, got = two_processes

@@ -20,6 +20,7 @@ def _check(oracle: Oracle, *arguments: Any, **keywords: Any) -> List[Answer]:
     return oracle.check(*arguments, tolerance=TOLERANCE, **keywords)
 
 
+@pytest.mark.grid
 @every_topology
 @pytest.mark.parametrize("steps", [2, 3])
 def test_a_plain_model(oracle: Oracle, topology: Tuple[int, int], steps: int) -> None:
@@ -34,6 +35,7 @@ def test_nothing_is_applied_before_the_last_micro_step(oracle: Oracle, topology:
     assert answers[0].results["variables"][0]["global_step"] == 0
 
 
+@pytest.mark.grid
 @some_topologies
 @pytest.mark.parametrize(
     "name",
@@ -53,6 +55,7 @@ def test_models(oracle: Oracle, topology: Tuple[int, int], name: str) -> None:
     _check(oracle, topology, accumulation.train, name=name, steps=3)
 
 
+@pytest.mark.grid
 @some_topologies
 @pytest.mark.parametrize("name", ["embedding", "resource_embedding"])
 @pytest.mark.parametrize(
@@ -83,6 +86,7 @@ def test_sparse_as_dense(oracle: Oracle, topology: Tuple[int, int]) -> None:
     )
 
 
+@pytest.mark.grid
 @every_topology
 @pytest.mark.parametrize("name", ["batch_norm", "fused_batch_norm"])
 def test_statistics_of_batch_norm_move_in_each_run(oracle: Oracle, topology: Tuple[int, int], name: str) -> None:
@@ -114,6 +118,7 @@ def test_by_default_each_replica_clips_its_own_mean(oracle: Oracle, topology: Tu
     _check(oracle, topology, accumulation.train, reference, name="embedding", steps=2, change="clipped")
 
 
+@pytest.mark.grid
 @some_topologies
 @pytest.mark.parametrize("script", [accumulation.alternating, accumulation.keras_optimizer])
 def test_scripts(oracle: Oracle, topology: Tuple[int, int], script: Any) -> None:

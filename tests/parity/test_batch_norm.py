@@ -16,6 +16,7 @@ NORMS = [pytest.param(name, marks=ONLY_1) if "contrib" in name else name for nam
 SYNC = {"batch_norm__sync": True}
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("norm", NORMS)
 @every_topology
 def test_layers_of_ordinary_ops_in_float64(oracle: Oracle, topology: Tuple[int, int], norm: str) -> None:
@@ -32,6 +33,7 @@ def test_optimizer_states_in_parts(oracle: Oracle, level: str) -> None:
     oracle.check((2, 2), batch_norms.train, norm="layers", tolerance=EXACT, zero__level=level, **SYNC)
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("norm", ["chosen", "layers"])
 @every_topology
 def test_a_worker_that_evaluates_alone_waits_for_no_other(oracle: Oracle, topology: Tuple[int, int], norm: str) -> None:
@@ -56,6 +58,7 @@ def check_fused(oracle: Oracle, topology: Tuple[int, int], **arguments: Any) -> 
     check_told(answers)
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("norm", FUSED)
 @every_topology
 def test_fused_layers(oracle: Oracle, topology: Tuple[int, int], norm: str) -> None:

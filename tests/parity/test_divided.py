@@ -15,12 +15,14 @@ every_topology = pytest.mark.parametrize("topology", TOPOLOGIES, ids=topology_na
 long = pytest.mark.long
 
 
+@pytest.mark.grid
 @every_topology
 @pytest.mark.parametrize("name", ["layers", "embedding"])
 def test_models(oracle: Oracle, topology: Tuple[int, ...], name: str) -> None:
     oracle.check(topology, divided.train, name=name)
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("topology", [WHOLE, (1, 4, 4)], ids=topology_name)
 @pytest.mark.parametrize("rows", [11, 19])
 def test_uneven_and_short_batches(oracle: Oracle, topology: Tuple[int, ...], rows: int) -> None:
@@ -78,6 +80,7 @@ def test_sum(oracle: Oracle) -> None:
     oracle.check(WHOLE, divided.train, reference, name="embedding", **config)
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("topology", [WHOLE, (1, 4, 2)], ids=topology_name)
 @pytest.mark.parametrize("change", ["", "clipped"])
 def test_accumulation(oracle: Oracle, topology: Tuple[int, ...], change: str) -> None:

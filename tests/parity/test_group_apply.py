@@ -26,6 +26,7 @@ def _check(oracle: Oracle, topology: Tuple[int, int], script: Any, **keywords: A
     return answers
 
 
+@pytest.mark.grid
 @topologies
 @pytest.mark.parametrize(
     "name,optimizer",
@@ -43,6 +44,7 @@ def test_dense_and_sparse_updates(oracle: Oracle, topology: Tuple[int, int], nam
         compare(reference, answers, tolerance=5 * TOLERANCE)
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("topology", [(1, 1), (1, 2)], ids=topology_name)
 @pytest.mark.parametrize("change", [None, "clipped"])
 def test_with_accumulation(oracle: Oracle, topology: Tuple[int, int], change: str) -> None:

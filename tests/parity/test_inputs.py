@@ -53,6 +53,7 @@ def test_file_queue(oracle: Oracle, topology: Tuple[int, int]) -> None:
     oracle.check(topology, inputs.file_queue)
 
 
+@pytest.mark.grid
 @every_topology
 @pytest.mark.parametrize("first_dimension", ["unknown", "known"])
 def test_feed_is_cut_by_rows(oracle: Oracle, topology: Tuple[int, int], first_dimension: str) -> None:
@@ -66,6 +67,7 @@ def test_feed_of_one_replica_goes_to_all_with_one_warning(oracle: Oracle, topolo
         assert len(warnings) == 1, answer.log
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("topology", [(1, 2), (1, 4)], ids=topology_name)
 @pytest.mark.parametrize("script", [inputs.fed_uneven, inputs.fed_odd_ids])
 def test_uneven_rows_weigh_in_the_mean(oracle: Oracle, topology: Tuple[int, int], script: Any) -> None:

@@ -29,18 +29,21 @@ def test_statistics_make_towers_differ_from_the_global_batch(oracle: Oracle, nam
         compare(reference, [oracle.by_hand((1, 2), models.train, name=name)])
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("optimizer", sorted(models.OPTIMIZERS))
 @every_topology
 def test_optimizer(oracle: Oracle, topology: Tuple[int, int], optimizer: str) -> None:
     oracle.check(topology, models.train, name="layers", optimizer=optimizer)
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("name", [name for name in SEPARABLE if name != "layers"])
 @every_topology
 def test_model(oracle: Oracle, topology: Tuple[int, int], name: str) -> None:
     oracle.check(topology, models.train, name=name, optimizer="momentum")
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("name", ["embedding", "resource", "recurrent"])
 @every_topology
 def test_model_with_adam(oracle: Oracle, topology: Tuple[int, int], name: str) -> None:

@@ -13,6 +13,7 @@ from tests.parity.scripts import models, optimizers
 some_topologies = pytest.mark.parametrize("topology", [(1, 2), (2, 2)], ids=topology_name)
 
 
+@pytest.mark.grid
 @some_topologies
 @pytest.mark.parametrize(
     "script",
@@ -191,6 +192,7 @@ def test_fp16_scale_lifts_small_gradients(oracle: Oracle) -> None:
     assert answers[0].results["variables"][0]["kernel"] == pytest.approx(0.0, abs=1e-9)
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("topology", [(1, 2), (2, 1)], ids=topology_name)
 @pytest.mark.parametrize(
     "config",

@@ -149,6 +149,7 @@ def test_a_default_strategy_per_stage(oracle: Oracle) -> None:
     _check(oracle, 1, reference, name="mlp", stages=2, micro_batches=4, default_strategies=True)
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("processes,replicas", [(1, 1), (1, 2), (2, 1)])
 @pytest.mark.parametrize("resource", [False, True])
 def test_sparse_gradients_stay_sparse(oracle: Oracle, processes: int, replicas: int, resource: bool) -> None:

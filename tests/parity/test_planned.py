@@ -25,6 +25,7 @@ def test_rows_by_speed(oracle: Oracle) -> None:
     compare(oracle.plain(planned.fed, **MODEL), answers)
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize(
     "topology, machine", [((1, 2), "2*v100-32"), ((2, 1), "2x1*v100-32,eth-25")], ids=["1x2", "2x1"]
 )

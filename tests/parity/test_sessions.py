@@ -48,6 +48,7 @@ def test_stop_at_step(oracle: Oracle, topology: Tuple[int, int]) -> None:
     assert all(len(answer.results["loss"]) == 5 for answer in answers)
 
 
+@pytest.mark.grid
 @every_topology
 @pytest.mark.parametrize("default_strategy", [False, True])
 @WITH_ESTIMATOR
@@ -58,6 +59,7 @@ def test_estimator(oracle: Oracle, topology: Tuple[int, int], default_strategy: 
     assert {answer.results["checkpoint"][0] for answer in answers} == {answers[0].results["checkpoint"][0]}
 
 
+@pytest.mark.grid
 @some_topologies
 @pytest.mark.parametrize("default_strategy", [False, True])
 @WITH_ESTIMATOR
@@ -72,6 +74,7 @@ def test_supervisor(oracle: Oracle, topology: Tuple[int, int]) -> None:
     oracle.check(topology, sessions.supervisor)
 
 
+@pytest.mark.grid
 @every_topology
 @pytest.mark.parametrize("name", ["embedding", "resource"])
 def test_checkpoints_are_interchangeable(oracle: Oracle, topology: Tuple[int, int], name: str, tmp_path: Any) -> None:
@@ -107,6 +110,7 @@ def test_summaries_of_a_file_writer(oracle: Oracle, topology: Tuple[int, int]) -
             np.testing.assert_allclose(answer.results["events"][0][tag], values, rtol=1e-5, err_msg=tag)
 
 
+@pytest.mark.grid
 @every_topology
 @pytest.mark.parametrize("resource", [False, True])
 @pytest.mark.parametrize("session", ["plain", "monitored"])

@@ -69,6 +69,7 @@ def test_a_branch_that_scores_and_weights_of_columns(oracle: Oracle, topology: T
         np.testing.assert_allclose(answer.results["scores"], reference.results["scores"], rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.grid
 @some_topologies
 @pytest.mark.parametrize("name,after", [("head", True), ("head", False), ("small_table", False)])
 def test_clipped(oracle: Oracle, topology: Tuple[int, int], name: str, after: bool) -> None:
@@ -78,6 +79,7 @@ def test_clipped(oracle: Oracle, topology: Tuple[int, int], name: str, after: bo
         np.testing.assert_allclose(answer.results["norm"], norms, rtol=1e-6)
 
 
+@pytest.mark.grid
 @some_topologies
 @pytest.mark.parametrize(
     "name,optimizer,clip",
@@ -93,6 +95,7 @@ def test_updates_in_groups(oracle: Oracle, topology: Tuple[int, int], name: str,
     oracle.check(topology, splits.train, name=name, optimizer=optimizer, clip=clip, optimizer__num_apply_group=3)
 
 
+@pytest.mark.grid
 @some_topologies
 @pytest.mark.parametrize("name,clip", [("head", 0.0), ("small_table", 0.0), ("everything", 0.1)])
 def test_sum_over_ranks(oracle: Oracle, topology: Tuple[int, int], name: str, clip: float) -> None:
@@ -108,6 +111,7 @@ def test_sum_over_ranks(oracle: Oracle, topology: Tuple[int, int], name: str, cl
     )
 
 
+@pytest.mark.grid
 @some_topologies
 @pytest.mark.parametrize(
     "name,steps,change,optimizer",

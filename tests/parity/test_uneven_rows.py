@@ -34,6 +34,7 @@ every_job = _each(LOCAL, APART, pytest.param(BOTH, marks=long))
 some_jobs = _each(LOCAL, pytest.param(APART, marks=long))
 
 
+@pytest.mark.grid
 @_each(LOCAL, APART, BOTH, TOGETHER)
 @pytest.mark.parametrize("name", ["layers", "embedding"])
 def test_datasets(oracle: Oracle, job: Job, name: str) -> None:

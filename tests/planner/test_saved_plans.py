@@ -64,6 +64,7 @@ def _cases():
             yield pytest.param(way, script, marks=marks)
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("way, script", _cases())
 def test_a_saved_plan_runs_on_its_script(plan, tmp_path, capsys, way, script):  # noqa: F811
     keys = [option for key, value in WAYS[way][0].items() for option in ("--set", f"{key}={value}")]

@@ -32,6 +32,7 @@ def train(output, **arguments):
     return tf.train.GradientDescentOptimizer(0.1).minimize(tf.reduce_mean(tf.square(output)), **arguments)
 
 
+@pytest.mark.grid
 @CUTS
 @READABLE_KINDS
 @pytest.mark.parametrize("after", [False, True])

@@ -56,6 +56,7 @@ def written(stage, collect, kind):
     return {value.tag: value for value in summary.value}
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("micro_batches", [1, 2])
 def test_a_summary_of_a_merged_tensor_equals_that_of_one_device(init, kind, micro_batches):

@@ -28,6 +28,7 @@ def values_of(path):
     return {name: reader.get_tensor(name) for name in reader.get_variable_to_shape_map()}
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("resource", [False, True])
 @pytest.mark.parametrize("devices,config", [(1, {}), (2, {}), (2, {"zero__level": "v1"})], ids=str)
 @pytest.mark.parametrize("sharded", [False, True])
@@ -123,6 +124,7 @@ def load_all_with_loader(path, variables):
     ShardingLoader(path).restore()
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("resource", [False, True])
 @pytest.mark.parametrize("config", [{}, {"zero__level": "v0"}, {"zero__level": "v1"}, {"zero__level": "v2"}], ids=str)
 @pytest.mark.parametrize("load", [load_with_tensorflow, load_by_object, load_with_loader, load_all_with_loader])

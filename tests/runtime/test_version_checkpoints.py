@@ -21,6 +21,7 @@ def trained(model, path):
         return restored, model.values(sess)
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("layout,devices", [("plain", 2), ("v1", 3), ("split", 3)])
 @pytest.mark.parametrize("written", LAYOUTS)
 @pytest.mark.parametrize("version", sorted(os.listdir(FOLDER)))

@@ -215,6 +215,7 @@ def test_a_sparse_graph_in_a_split_is_said_to_be_whole(init):
     check(init, "sparse graph", split)
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("devices", [2, 4])
 @pytest.mark.parametrize("name", ["keep probabilities", "table", "sparse graph", "known rows"])
 def test_in_a_pipeline_all_micro_batches_have_the_same(init, name, devices):

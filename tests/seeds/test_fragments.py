@@ -30,6 +30,7 @@ def _jobs() -> List[Any]:
     return jobs
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("name, topology", _jobs())
 def test_it_trains_as_one_device_does(oracle: Oracle, name: str, topology: Tuple[int, int]) -> None:
     entry = FRAGMENTS[name]

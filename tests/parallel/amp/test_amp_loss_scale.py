@@ -55,6 +55,7 @@ def test_a_step_that_overflows_changes_nothing_but_the_scale(mixed: Any, devices
         assert sess.run(tf.train.get_global_step()) == 2
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("devices", [1, 2])
 @pytest.mark.parametrize("steps", [1, 2])
 @pytest.mark.parametrize("sparse", [False, True])
@@ -110,6 +111,7 @@ def test_the_fixed_scale_has_no_variables_and_skips_nothing(mixed: Any) -> None:
         assert not np.isfinite(sess.run(kernel)).all()
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("devices", [1, 2])
 @pytest.mark.parametrize("steps", [1, 2])
 @pytest.mark.parametrize("together", [True, False])
@@ -155,6 +157,7 @@ def stuck(capfd: Any) -> Any:
     return [line for line in capfd.readouterr().err.splitlines() if STUCK in line]
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("devices", [1, 2])
 @pytest.mark.parametrize("steps", [1, 2])
 @pytest.mark.parametrize("clipped", [False, True])

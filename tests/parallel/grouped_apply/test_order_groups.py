@@ -91,6 +91,7 @@ def traced(model, runs=1):
         return [step_stats.trace(sess, model.train_op, model.feed(seed=run)) for run in range(runs)]
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("devices", [1, 2])
 @pytest.mark.parametrize("optimizer, sparse", [("adam", True), ("adagrad", True), ("momentum", False), ("bert", False)])
 @pytest.mark.parametrize("resource", [False, True])

@@ -40,6 +40,7 @@ def overlaps(spans):
     ]
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("strategy", STRATEGIES)
 @pytest.mark.parametrize("stages, micro_batches", [(2, 1), (2, 4), (3, 4), (4, 3)])
 def test_a_step_runs_in_the_order_of_the_schedule(init, strategy, stages, micro_batches):

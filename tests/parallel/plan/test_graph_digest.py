@@ -285,6 +285,7 @@ def from_one_function_that_draws():
     return tf.function(lambda: [tf.random.uniform([5, 4]), tf.random.uniform([5, 4])])()
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize(
     "make",
     [

@@ -211,6 +211,7 @@ def test_a_step_without_data_changes_no_variable(init, plan):
     assert not changes and steps >= 1
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("resource", [False, True], ids=["ref", "resource"])
 @pytest.mark.parametrize("optimizer", ["adam", "momentum", "rmsprop"])
 def test_no_optimizer_changes_a_variable_without_data(init, optimizer, resource):

@@ -59,6 +59,7 @@ DATASETS = {
 }
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("one_shot", [True, False])
 @pytest.mark.parametrize("name", sorted(DATASETS))
 def test_a_batch_of_all_replicas_is_read_once_and_cut(init, name, one_shot):

@@ -58,6 +58,7 @@ def run(draw, stage):
         return sess.run([noise, model.train_op], model.feed(12))[0]
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("micro_batches, devices", [(2, 4), (3, 2)])
 @pytest.mark.parametrize("draw", KINDS)
 def test_every_copy_draws_numbers_of_its_own(init, draw, micro_batches, devices):

@@ -113,6 +113,7 @@ def test_an_array_that_was_assigned_is_not_trained(model: Any, plan: str) -> Non
         np.testing.assert_array_equal(value, FULL)
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("resource", [False, True])
 @pytest.mark.parametrize("plan", PLANS)
 def test_load_writes_all_shards_and_adds_its_ops_once(model: Any, plan: str, resource: bool) -> None:

@@ -159,6 +159,7 @@ def test_a_split_model_trains_and_saves_as_the_plain_one(tmp_path, resource):
         assert sorted(tf.train.list_variables(path)) == sorted(tf.train.list_variables(str(tmp_path / "plain")))
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize(
     "source, target",
     [(None, TWO), (TWO, None), (TWO, THREE), (UNEVEN, TWO), (THREE, UNEVEN), (ALONE, MIDDLE), (MIDDLE, ALONE)],
@@ -172,6 +173,7 @@ def test_a_checkpoint_restores_into_another_split(tmp_path, source, target, reso
     close(after, restored(path, None, resource=resource)[1])
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize(
     "options",
     [

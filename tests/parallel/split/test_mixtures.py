@@ -55,6 +55,7 @@ def sent(program, decision):
     return [sorted(name for name in side if name) for side in zip(*names)]
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("layers", [1, 3])
 @pytest.mark.parametrize("gate", ["switch", "top2"])
 @pytest.mark.parametrize("batch", [None, 4])

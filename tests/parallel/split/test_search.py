@@ -202,6 +202,7 @@ def test_a_large_variable_that_would_stay_whole_is_refused(wire):
         refuse_full_variables(split.program, split.decision, 1024)
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("build", [dense_pair, classifier, transformer, mixture], ids=lambda build: build.__name__)
 @pytest.mark.parametrize("seed", [None, 0])
 def test_a_decision_is_found_again_by_its_placements(wire, build, seed):

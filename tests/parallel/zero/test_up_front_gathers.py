@@ -57,6 +57,7 @@ def trained(loss, feed=None):
     return session
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("resource", [False, True])
 @pytest.mark.parametrize("devices", [2, 3, 4])
 @pytest.mark.parametrize("level,shapes,packed", [("v0", TINY, 1), ("v1", TINY, 1), ("v1", WITH_LARGE, 2)])

@@ -105,6 +105,7 @@ def test_a_dimension_that_parts_alone_lose_is_refused(init):
             sess.run(Squeezing(0.25, 0.9).minimize(tf.reduce_sum(variable)))
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("rows", [4, 8])
 @pytest.mark.parametrize("devices", [1, 2, 4])
 def test_a_whole_meets_parts(init, devices, rows):

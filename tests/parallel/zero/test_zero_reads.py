@@ -15,6 +15,7 @@ def loss_of(output):
     return tf.reduce_mean(tf.square(output))
 
 
+@pytest.mark.grid
 @LEVELS
 @pytest.mark.parametrize("lookup", [False, True])
 def test_what_a_read_waits_for_is_done(init, level, lookup):
@@ -54,6 +55,7 @@ def test_a_read_behind_an_assignment_is_of_what_was_assigned(init, level):
         np.testing.assert_allclose(sess.run(weight), 0.5 * mask)
 
 
+@pytest.mark.grid
 @LEVELS
 @KINDS
 @pytest.mark.parametrize("after", [False, True])

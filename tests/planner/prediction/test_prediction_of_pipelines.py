@@ -23,6 +23,7 @@ def a_pipeline(layers, num_stages, micro_batches, schedule="PreferBackward", rep
     return found, costs
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("schedule", sorted(GENERATORS))
 @pytest.mark.parametrize("micro_batches", [1, 2, 5])
 def test_a_pipeline_takes_as_long_as_its_schedule(schedule, micro_batches):

@@ -175,6 +175,7 @@ frame.onload = () => {{
 frame.srcdoc = page;</script></body>"""
 
 
+@pytest.mark.grid
 @pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium: .ci/run installs it")
 @pytest.mark.parametrize("width", [1280, 390])
 def test_page_in_a_browser(plan, tmp_path, width):

@@ -95,6 +95,7 @@ def _saved(tmp_path, strategy):
     return str(path)
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("planner", sorted(PLANNERS))
 @pytest.mark.parametrize("name", sorted(SCRIPTS))
 def test_shards_are_those_of_the_script(init, tmp_path, name, planner):  # noqa: F811

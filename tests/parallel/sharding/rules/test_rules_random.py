@@ -57,6 +57,7 @@ def graph():
         yield
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("ranks, sizes", [(2, (2001, 2001)), (3, (1334, 1334, 1334)), (4, (1001, 1001, 1000, 1000))])
 @every_op
 def test_parts_are_drawn_from_the_same_distribution(op, mean, deviation, ranks, sizes):
