@@ -28,7 +28,7 @@ def test_replicas_of_unequal_rows(oracle: Oracle, topology: Tuple[int, int], sha
     oracle.check(topology, batch_norms.train, norm="layers", shares=shares, tolerance=EXACT, **SYNC)
 
 
-@pytest.mark.parametrize("level", ["v0", "v1"])
+@pytest.mark.parametrize("level", [pytest.param("v0", marks=pytest.mark.long), "v1"])
 def test_optimizer_states_in_parts(oracle: Oracle, level: str) -> None:
     oracle.check((2, 2), batch_norms.train, norm="layers", tolerance=EXACT, zero__level=level, **SYNC)
 
