@@ -75,15 +75,25 @@ def find_in(rewrite: RewriteContext, view: GraphView) -> MetricVariables:
     # An earlier rewriting may have given each replica its own of the others.
     named = {name for name in named if rewrite.is_new(view.index.get(name, -1)) or name in earlier.sums}
     named -= rewrite.global_variables
+    found = find(rewrite.tf_graph, view, writes, named)
+    left_out: FrozenSet[str] = frozenset()
     while True:
-        found = find(rewrite.tf_graph, view, writes, named)
-        left_out = _counts_of_runs(view, found) | _within_branches(rewrite.tf_graph, view, found)
-        if not left_out:
+        counts = _counts_of_runs(view, found)
+        read_within = _read_within_branches(rewrite.tf_graph, view, found)
+        if not counts | read_within:
             return MetricVariables(*[before | now for before, now in zip(earlier, found)])
-        named -= left_out
+        named -= counts
+        left_out |= read_within
+        found = find(rewrite.tf_graph, view, writes, named, left_out)
 
 
-def find(tf_graph: tf.Graph, view: GraphView, writes: AbstractSet[int], named: AbstractSet[str]) -> MetricVariables:
+def find(
+    tf_graph: tf.Graph,
+    view: GraphView,
+    writes: AbstractSet[int],
+    named: AbstractSet[str],
+    left_out: AbstractSet[str] = frozenset(),
+) -> MetricVariables:
     """Finds which metric variables are sums.
 
     Args:
@@ -91,6 +101,7 @@ def find(tf_graph: tf.Graph, view: GraphView, writes: AbstractSet[int], named: A
       view: of it.
       writes: the ops that write variables in a step, not those that initialize them.
       named: names of the ops of the metric variables.
+      left_out: of those, which are to be no sums.
     """
     metrics = {node for name, node in view.names(view.of_types(op_types.VARIABLES)).items() if name in named}
     written = {node: metrics.intersection(view.variable_inputs(node)) for node in writes}
@@ -98,7 +109,7 @@ def find(tf_graph: tf.Graph, view: GraphView, writes: AbstractSet[int], named: A
     no_values = set(view.of_types(_NO_VALUES))
     from_metrics = data_descendants(view, metrics, no_values)
     adding = {node for node in written if view.types[node] in _ADDS}
-    others: Set[int] = set()
+    others = {one for one in metrics if view.nodes[one].name in left_out}
     for node, variables in written.items():
         in_context = tf_compat.control_flow_context_of(tf_graph.get_operation_by_name(view.nodes[node].name))
         if node in adding:
@@ -182,7 +193,7 @@ def _counts_of_runs(view: GraphView, found: MetricVariables) -> Set[str]:
     return {view.nodes[one].name for one, own in adds.items() if own and not any(beside.get(add, own) for add in own)}
 
 
-def _within_branches(tf_graph: tf.Graph, view: GraphView, found: MetricVariables) -> Set[str]:
+def _read_within_branches(tf_graph: tf.Graph, view: GraphView, found: MetricVariables) -> Set[str]:
     """Names of the variables that a branch or a loop reads after an addition: nothing there can wait for all adds."""
     left_out = set()
     for variable, adds in _adds_of(view, found).items():
