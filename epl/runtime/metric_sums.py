@@ -15,8 +15,10 @@ import numpy as np
 import tensorflow.compat.v1 as tf
 
 from epl.env import Env
+from epl.ir.graph import Graph
 from epl.ir.view import GraphView
 from epl.ops.job import Job
+from epl.parallel.plan import agreement
 from epl.parallel.replication import metric_variables
 from epl.parallel.rewriting.training_writes import find_training_writes
 from epl.utils import tf_compat
@@ -38,7 +40,7 @@ def sum_metrics(session: Any, variables: Optional[Sequence[tf.Variable]] = None)
     Raises:
       AnnotationError: before `epl.init`.
       ValueError: there are no metric variables.
-      PlanError: a variable is not only added to, or another worker adds up others.
+      PlanError: a variable is not only added to, or is global; another worker adds up others, or serves a model.
     """
     env = Env.get()
     if not env.is_ready or env.cluster is None:
@@ -50,15 +52,28 @@ def sum_metrics(session: Any, variables: Optional[Sequence[tf.Variable]] = None)
             "epl.sum_metrics found no metric variables in the graph of the session: tf.metrics and tf.keras.metrics "
             "make some. Give the variables that the script adds to itself: epl.sum_metrics(session, variables)."
         )
-    _refuse_others(graph, chosen)
+    refusal = _refusal(graph, chosen)
+    if env.cluster.worker_num > 1:
+        server = agreement.process_server()
+        if server is not None and server.serving:
+            raise PlanError(
+                "epl.sum_metrics was called in a job in which worker(s) {} serve a model that spans processes, and do "
+                "not run the script: it would wait for their metrics for ever. Read the values of the metrics in this "
+                "worker, without epl.sum_metrics.".format(", ".join(map(str, sorted(server.serving))))
+            )
+    if refusal is not None:
+        if env.cluster.worker_num > 1:
+            _of_all_workers({})  # which the others refuse
+        raise refusal
     if env.cluster.worker_num == 1:
         return
     if hasattr(session, "run_step_fn"):  # without the hooks of a monitored session
         session = session.run_step_fn(lambda step_context: step_context.session)
     names = [variable.op.name for variable in chosen]
     totals = _of_all_workers(dict(zip(names, session.run(chosen))))
-    initializers = [variable.initializer for variable in chosen]
-    session.run(initializers, {one.inputs[1]: totals[name] for one, name in zip(initializers, names)})
+    for variable in chosen:  # one by one, as several may begin with one tensor
+        initializer = variable.initializer
+        session.run(initializer, {initializer.inputs[1]: totals[variable.op.name]})
 
 
 class SumMetricsHook(tf.train.SessionRunHook):
@@ -85,22 +100,28 @@ def refuse_in_training(hooks: Sequence[tf.train.SessionRunHook]) -> None:
         )
 
 
-def _refuse_others(graph: tf.Graph, variables: Sequence[tf.Variable]) -> None:
-    """Raises PlanError for variables that are not only added to."""
+def _refusal(graph: tf.Graph, variables: Sequence[tf.Variable]) -> Optional[PlanError]:
+    """The error for variables that are not only added to, or that a training step makes those of worker 0."""
     view = GraphView(graph)
+    planned = Graph.of(graph)
+    rewritten = None if planned is None else planned.rewritten
+    added = frozenset() if rewritten is None else rewritten.added
     writes = find_training_writes(graph, view, view.writes(), ())
     names = [variable.op.name for variable in variables]
-    sums = metric_variables.find(graph, view, writes, frozenset(names)).sums
+    of_script = {write for write in writes if view.nodes[write].name not in added}
+    sums = metric_variables.find(graph, view, of_script, frozenset(names)).sums
+    sums -= {variable.op.name for variable in graph.get_collection_ref(tf.GraphKeys.GLOBAL_VARIABLES)}
     others = [name for name in names if name not in sums]
     if others:
-        raise PlanError(
+        return PlanError(
             "epl.sum_metrics can add up no other variables than those to which a script adds what it computes from the "
-            "batch, as tf.metrics.mean does. {} {} otherwise, or used together with such a variable: what the workers "
-            "have does not add up to that of all rows. Leave the metric out (epl.sum_metrics(session, variables)), or "
-            "compute it in one worker on all rows.".format(
+            "batch, as tf.metrics.mean does. {} {} otherwise, global, or used together with such a "
+            "variable: what the workers have does not add up to that of all rows. Leave the metric out "
+            "(epl.sum_metrics(session, variables)), or compute it in one worker on all rows.".format(
                 ", ".join(map(repr, others)), "is written" if len(others) == 1 else "are written"
             )
         )
+    return None
 
 
 def _of_all_workers(own: Dict[str, np.ndarray]) -> Dict[str, np.ndarray]:

@@ -35,6 +35,7 @@ from epl.ir.dataflow import data_descendants
 from epl.ir.graph import first_tensor
 from epl.ir.taskgraph import Phase
 from epl.parallel.replication import run_kinds
+from epl.parallel.replication.metric_variables import MetricFeeds
 from epl.parallel.replication.replica_rows import (
     MIXES,
     WRITES,
@@ -79,6 +80,7 @@ class RunPlan(NamedTuple):
       trains: whether it computes the gradients of a training step.
       writes_replica_0_alone: whether it changes variables that the other replicas hold copies of (initializers,
         restore).
+      writes_process_alone: whether such variables are global: other processes hold them, too.
       written: what it writes without gradients.
       initializes: names of the variables that have a value after the run, as it assigns one.
       part_writes: name of a variable in parts -> how the run writes it without gradients; see `part_writes.py`.
@@ -93,7 +95,8 @@ class RunPlan(NamedTuple):
       differentiates: whether it repeats feeds, and computes with gradients.
       has_whole_batch: whether replica 0 runs alone, and is to have all rows of a batch that replicas divide.
       counts_rows: whether it reads the data whose rows are the weights of replicas.
-      barriers: to be fed, as the run is no step of their training, or does not make all updates of their order.
+      barriers: to be fed, as the run is no step of their training, does not make all updates of their order, or adds
+        to metrics in replica 0 alone; and what tells the other replicas that it alone is to add.
       unneeded: names of the fed tensors that nothing in the run takes.
       first: whole values of variables in parts, to be had before the run, as it changes variables: parts that are read
         while others are updated would be of two steps. What is fetched, and what the run is to be fed.
@@ -107,6 +110,7 @@ class RunPlan(NamedTuple):
     is_collective: bool
     trains: bool
     writes_replica_0_alone: bool
+    writes_process_alone: bool
     written: Written
     initializes: FrozenSet[str]
     part_writes: Mapping[str, int]
@@ -134,7 +138,7 @@ class Asked(NamedTuple):
       idle: barriers that order nothing in this run, and weights of replicas that it does not count.
       needed: what `ops` need, not looking beyond `idle`.
       in_micro_batches: targets that every micro batch has a copy of.
-      foreign: whether it changes variables of replica 0 alone.
+      foreign: the variables that it changes in replica 0 alone; their names.
       late_writes: the writes among what it needs that were built after the rewriting.
     """
 
@@ -145,7 +149,7 @@ class Asked(NamedTuple):
     idle: AbstractSet[int]
     needed: AbstractSet[int]
     in_micro_batches: AbstractSet[int]
-    foreign: bool
+    foreign: FrozenSet[str]
     late_writes: Sequence[tf.Operation]
 
 
@@ -220,6 +224,7 @@ class RunPlanner:
         self._weights = {view.index[weight.op.name] for weight in rewrite.weights[:1]} if self._counted else set()
         self._rows_shown = rewrite.graph.state_of(ReplicaRows) or ReplicaRows()
         sharded = rewrite.sharded
+        self._metrics = rewrite.graph.state_of(MetricFeeds) or MetricFeeds({}, {}, "")
         self._choices = [] if sharded is None else initialized_values(sharded)
         self._restored = data_descendants(view, view.of_types(op_types.CHECKPOINT_READS), set())
         self._shard_initializers = set() if sharded is None else {view.index[name] for name in sharded.initializers()}
@@ -290,10 +295,13 @@ class RunPlanner:
         if idle is None:
             idle = self._idle_barriers(ops, fed) | self._weights
         needed, late_writes = self._needed(ops, fed, idle)
-        foreign = any(t.op.name in self._variables for op in late_writes for t in op.inputs)
-        foreign = foreign or bool(needed & self._foreign)
+        foreign = {t.op.name for op in late_writes for t in op.inputs}
+        foreign.update(self._view.nodes[v].name for n in needed & self._foreign for v in self._view.variable_inputs(n))
+        foreign &= self._variables
         later = {self._view.index[op.name] for op in targets if op.name in self._rewrite.micro_batched}
-        return Asked(tuple(fetches), tuple(targets), tuple(ops), fed, idle, needed, later, foreign, late_writes)
+        return Asked(
+            tuple(fetches), tuple(targets), tuple(ops), fed, idle, needed, later, frozenset(foreign), late_writes
+        )
 
     def _has_all_that_is_fed(self, asked: Asked, by_user: FrozenSet[str]) -> bool:
         """Whether ranks that hold shards compute together what one device would, of all rows that are fed."""
@@ -380,7 +388,8 @@ class RunPlanner:
             uses_replicas=uses_replicas,
             is_collective=is_collective,
             trains=bool(needed & self._gradients),
-            writes_replica_0_alone=asked.foreign,
+            writes_replica_0_alone=bool(asked.foreign),
+            writes_process_alone=bool(asked.foreign & rewrite.global_variables),
             written=self._written(by_hand, by_user),
             initializes=self._initializes(needed, asked.fed),
             part_writes=self._part_writes(asked),
@@ -391,12 +400,21 @@ class RunPlanner:
             differentiates=repeats_feeds and _takes_gradients(asked.ops),
             has_whole_batch=rewrite.batch_count is not None and not uses_replicas,
             counts_rows=self._counted <= needed,
-            barriers=self._barrier_tensors(idle),
+            barriers=self._barrier_tensors(idle) + self._metric_feeds(needed, uses_replicas, repeats_feeds),
             unneeded=frozenset(name for name in asked.fed if view.index.get(_op_name(name), -1) not in needed | {-1}),
             first=self._first(asked.fetches, needed) if needed & self._updates else (),
             choices=tuple(choice for choice in self._choices if self._chooses(choice, needed, asked.fed)),
             own_rows=() if repeats_feeds else self._own_rows(needed, asked.fetches),
         )
+
+    def _metric_feeds(self, needed: AbstractSet[int], uses_replicas: bool, has_all_rows: bool) -> Tuple[tf.Tensor, ...]:
+        """What is fed as replica 0 alone adds to metrics: it runs alone, or every replica has all rows."""
+        metrics = self._metrics
+        adds = [name for name in metrics.barriers if self._view.index[name] in needed]
+        names: List[str] = [] if uses_replicas else [name for add in adds for name in metrics.barriers[add]]
+        if adds and uses_replicas and has_all_rows:
+            names = [metrics.all_rows]
+        return tuple(self._rewrite.tf_graph.get_tensor_by_name(name) for name in names)
 
     def _tells_kind(self, reach: Reach) -> List[tf.Operation]:
         """What tells a run that merges global outputs, without gradients, from a training step of another worker."""

@@ -13,6 +13,7 @@ import tensorflow.compat.v1 as tf
 
 from epl.env import Env
 from epl.ops.job import Job
+from epl.parallel.replication.metric_variables import MetricVariables
 from epl.parallel.replication.replica_rows import SHOWS, sentence
 from epl.parallel.replication.run_kinds import VARIABLES
 from epl.parallel.rewriting.context import PartWritesCheck, RewriteContext, VariableSync
@@ -187,8 +188,8 @@ class GraphRunner:
                 result = self._raw(session, None, plan.targets, plan.fetches, feeds, options, metadata)
             state.initialized |= plan.initializes
             state.part_writes.note(plan.part_writes)
-            if plan.writes_replica_0_alone:
-                state.replicas_current = state.processes_current = False
+            state.replicas_current &= not plan.writes_replica_0_alone
+            state.processes_current &= not plan.writes_process_alone
             state.replicas_current &= not plan.written.differs_between_replicas
             state.processes_current &= not plan.written.differs_between_processes
             if plan.is_collective and plan.trains:
@@ -241,7 +242,9 @@ class GraphRunner:
 
     def say_whose_metrics(self, fetches: Sequence[str], targets: Sequence[str], feeds: Sequence[str]) -> None:
         """Warns once if Keras is to report what replica 0 computed of its rows alone; all by name."""
-        own = [name for name in fetches if name not in self.rewrite.merged]
+        metrics = self.rewrite.graph.state_of(MetricVariables) or MetricVariables()
+        merged = metrics.updated.union(name.partition(":")[0] for name in self.rewrite.merged)
+        own = [name for name in fetches if name.partition(":")[0] not in merged]
         if self.rewrite.local_replicas == 1 or not own:
             return
         if self._plan_of_names(fetches, targets, feeds).shares_feeds and Env.get().says_first("Keras metrics"):

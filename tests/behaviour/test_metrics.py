@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
 
+from epl.utils import tf_compat
 from tests.behaviour.small import Small, error_of
 from tests.parity.context import Context
 from tests.parity.oracle import NOT_OF_ONE_DEVICE, Oracle, topology_name
@@ -26,9 +27,11 @@ def _metrics(labels: tf.Tensor, logits: tf.Tensor) -> Dict[str, Tuple[tf.Tensor,
         tf.add_to_collection(tf.GraphKeys.LOCAL_VARIABLES, variable)
     with tf.control_dependencies([update]):
         updated = tf.identity(keras.result())
+    per_class = tf.metrics.mean_per_class_accuracy(labels, predicted, CLASSES)
     return {
         "accuracy": tf.metrics.accuracy(labels, predicted),
         "mean": tf.metrics.mean(tf.reduce_logsumexp(logits, 1), weights=tf.cast(labels, tf.float32)),
+        "per_class": per_class,
         "auc": tf.metrics.auc(tf.equal(labels, 0), of_one),
         "iou": tf.metrics.mean_iou(labels, predicted, CLASSES),
         "precision": tf.metrics.precision_at_thresholds(tf.equal(labels, 0), of_one, [0.2, 0.5]),
@@ -79,6 +82,122 @@ def _read(ctx: Context) -> None:
         ctx.record(then=sess.run(values))
 
 
+def _own_metric(name: str, *collections: str) -> tf.Variable:
+    collections = [tf.GraphKeys.METRIC_VARIABLES, *(collections or [tf.GraphKeys.LOCAL_VARIABLES])]
+    return tf.get_variable(name, initializer=0.0, trainable=False, collections=collections, use_resource=False)
+
+
+def _use(ctx: Context) -> None:
+    """Computes with metrics within a step, and beside writes by hand; has metrics that replicas cannot share."""
+    ctx.init(replicate__state="all")
+    small = Small()
+    local = {"trainable": False, "collections": [tf.GraphKeys.LOCAL_VARIABLES]}
+    rows = tf.cast(tf.size(small.y), tf.float32)
+    kept, update = _metrics(small.y, small.logits)["accuracy"]
+    keras_kept, keras_update = _metrics(small.y, small.logits)["keras"]
+    loss_kept, loss_update = tf.metrics.mean(small.loss)
+    called = []
+    with tf.variable_scope("own"):
+        best = tf.get_variable("best", initializer=0.0, **local)
+        keras_best = tf.get_variable("keras_best", initializer=0.0, **local)
+        count, counted_twice, steps = _own_metric("count"), _own_metric("twice"), _own_metric("steps")
+        of_checkpoint = _own_metric("of_checkpoint", tf.GraphKeys.GLOBAL_VARIABLES)
+        within, read_within = _own_metric("within"), _own_metric("read_within")
+        last, reset_after = _own_metric("last"), _own_metric("reset")
+        runs = tf.get_variable("runs", initializer=0.0, trainable=False)
+    uses = [
+        tf.assign(best, tf.maximum(best, update)),
+        tf.assign(keras_best, tf.maximum(keras_best, keras_update)),
+        tf.py_func(lambda value: called.append(value) or np.float32(0), [update], tf.float32),
+    ]
+    added = tf.assign_add(count, rows)
+    first = tf.assign_add(counted_twice, rows)
+    with tf.control_dependencies([first]):
+        between = counted_twice + 0.0
+    with tf.control_dependencies([between]):
+        second = tf.assign_add(counted_twice, rows)
+    step = tf.assign_add(steps, 1.0)
+    in_checkpoint = tf.assign_add(of_checkpoint, rows)
+    set_last = tf.assign(last, tf.reduce_mean(small.logits))
+    with tf.control_dependencies([tf.assign_add(reset_after, rows)]):
+        reset = tf.assign(reset_after, 0.0)
+    run = tf.assign_add(runs, 1.0)
+    with tf.control_dependencies([update]):
+        counted_run = tf.assign_add(runs, 1.0)
+    with tf.control_dependencies([tf.assign_add(read_within, rows)]):
+        branch = tf.cond(tf.reduce_sum(rows) > 0.0, lambda: read_within + 1.0, lambda: read_within * 1.0)
+    in_branch = tf.cond(rows > 0.0, lambda: tf.assign_add(within, rows), lambda: tf.identity(within))
+    own = [best, keras_best, count, counted_twice, steps, of_checkpoint, runs]
+    told = [in_checkpoint, uses[2], set_last, reset, branch, in_branch]
+    with tf.Session() as sess:
+        sess.run([tf.global_variables_initializer(), tf.local_variables_initializer()])
+        for number in range(STEPS):
+            feed = small.feed(ctx, number)
+            fetches = [update, added, between, second, step, *uses[:2], keras_update, loss_update]
+            ctx.record(step=sess.run([fetches, small.train_op, told], feed)[0])
+            ctx.record(loss=sess.run(loss_kept))
+            ctx.record(variables=sess.run([own, kept, keras_kept]))
+            # A write by hand: every replica has all rows.
+            ctx.record(by_hand=sess.run([update, added, between, second, run, keras_update], feed))
+            ctx.record(variables=sess.run([own, kept, keras_kept]))
+            ctx.record(by_hand=sess.run([update, counted_run, uses[1]], feed)[:2])
+            ctx.record(variables=sess.run([own, kept, keras_kept]))
+            ctx.record(fed=sess.run([update, added, between, second, *uses[:2], keras_update], feed))
+            ctx.record(variables=sess.run([own, kept, keras_kept]))
+        ctx.record(called=called)
+
+
+def test_a_step_computes_with_metrics_of_all_replicas(oracle: Oracle) -> None:
+    expected = oracle.plain(_use).results
+    (answer,) = oracle.plan((1, 2), _use)
+    assert _differing(answer.results, expected) == {}
+    (line,) = [line for line in answer.log.splitlines() if NOT_OF_ONE_DEVICE in line]
+    assert "writes `own/last`" in line and "own/count" not in line
+    assert "so do 3 more lines" in line or all(name in line for name in ("own/reset", "own/read_within"))
+
+
+def _read_to_the_end(ctx: Context, shares: str, sizes: Any) -> None:
+    """Evaluates until the data ends in the middle of a run, in a monitored session; divided, with another share."""
+    ctx.init(**({"auto__balance": shares} if shares else {}))
+    data = samples()
+    ends = [0, *np.cumsum(sizes)]
+    batches = [(data.x[a:b], data.y[a:b]) for a, b in zip(ends, ends[1:])]
+    if shares:  # 5 rows for each device
+        read = tf.data.Dataset.from_tensor_slices((data.x[: ends[-1]], data.y[: ends[-1]]))
+        read = read.batch(5 if ctx.planned else 10)
+    else:
+        shapes = [None, data.x.shape[1]], [None]
+        read = tf.data.Dataset.from_generator(lambda: iter(batches), (tf.float32, tf.int32), shapes)
+    iterator = tf.data.make_initializable_iterator(read)
+    x, y = iterator.get_next()
+    logits = dense(x, CLASSES, "out")
+    metrics = _metrics(y, logits)
+    if not shares:  # a mean over batches, each of one replica
+        metrics["loss"] = tf.metrics.mean(cross_entropy(y, logits))
+    tf.train.GradientDescentOptimizer(0.1).minimize(cross_entropy(y, logits), tf.train.get_or_create_global_step())
+    largest = _own_metric("largest")
+    tf.assign(largest, tf.maximum(largest, tf.reduce_max(logits)))
+    with tf.train.MonitoredTrainingSession() as monitored:
+        sess = monitored.run_step_fn(lambda step_context: step_context.session)
+        sess.run([variable.initializer for variable in tf.local_variables()])
+        sess.run(iterator.initializer)
+        runs = 0
+        while True:
+            try:
+                sess.run([update for _, update in metrics.values()])
+                runs += 1
+            except tf.errors.OutOfRangeError:
+                break
+        ctx.record(runs=runs, values=sess.run({name: value for name, (value, _) in metrics.items()}))
+
+
+@pytest.mark.parametrize("shares,sizes,counted", [("", [8, 5, 8, 3, 6], [8, 5, 8, 3]), ("1:9", [10, 4], [10, 4])])
+def test_a_run_that_ends_early_adds_nothing(oracle: Oracle, shares: str, sizes: Any, counted: Any) -> None:
+    expected = oracle.plain(_read_to_the_end, shares=shares, sizes=counted).results
+    (answer,) = oracle.plan((1, 2), _read_to_the_end, shares=shares, sizes=sizes)
+    assert _differing(answer.results["values"], expected["values"]) == {}
+
+
 def _differing(seen: Any, expected: Any) -> Any:
     if isinstance(expected, dict):
         found = {name: _differing(seen[name], one) for name, one in expected.items()}
@@ -126,6 +245,9 @@ def _evaluate(ctx: Context) -> None:
     values = {name: value for name, (value, _) in metrics.items()}
     updates = [update for _, update in metrics.values()]
     data = samples()
+    largest = _own_metric("largest")  # of each replica
+    update_largest = tf.assign(largest, tf.maximum(largest, tf.reduce_max(small.logits)))
+    summed = [one for one in tf_compat.metric_variables(tf.get_default_graph()) if one is not largest]
 
     def loop(mine: slice) -> None:
         x, y = data.x[:ROWS][mine], data.y[:ROWS][mine]
@@ -143,10 +265,11 @@ def _evaluate(ctx: Context) -> None:
             if ctx.planned:
                 import epl
 
-                epl.sum_metrics(monitored)
+                epl.sum_metrics(monitored, summed)
             ctx.record(values=sess.run(values))
-        sess.run([variable.initializer for variable in tf.local_variables()])
-        if ctx.worker == 0:
+        sess.run([small.train_op, update_largest], small.feed(ctx))
+        if ctx.worker == 0:  # the others go on training
+            sess.run([variable.initializer for variable in tf.local_variables()])
             loop(slice(None))
             ctx.record(values=sess.run(values))
         sess.run(small.train_op, small.feed(ctx))
@@ -172,6 +295,12 @@ def _refused(ctx: Context) -> None:
     counted = tf.assign_add(count, tf.cast(tf.size(batch), tf.float32))
     tf.assign_add(mean, tf.reduce_sum(batch - mean) / counted)
     _, other = tf.metrics.mean(batch, name="other")
+    begin = tf.constant(0.0)
+    local = {"trainable": False, "collections": [tf.GraphKeys.LOCAL_VARIABLES]}
+    pair = [tf.Variable(begin, name=name, use_resource=False, **local) for name in ("one", "two")]
+    batched = [tf.assign_add(one, tf.reduce_sum(batch) * weight) for weight, one in enumerate(pair, 1)]
+    of_checkpoint = tf.get_variable("of_checkpoint", initializer=0.0, trainable=False)
+    tf.assign_add(of_checkpoint, tf.reduce_sum(batch))
     with tf.Session() as sess:
         sess.run(tf.local_variables_initializer())
         ctx.record(errors=error_of(epl.sum_metrics, sess))
@@ -180,11 +309,18 @@ def _refused(ctx: Context) -> None:
         epl.sum_metrics(sess, chosen)
         ctx.record(sums=sess.run(chosen))
         ctx.record(errors=error_of(epl.sum_metrics, sess, chosen[: 1 + ctx.worker]))
+        ctx.record(errors=error_of(epl.sum_metrics, sess, [chosen[0] if ctx.worker else of_checkpoint]))
+        for _ in range(2):
+            sess.run(batched, {batch: [1.0 + ctx.worker]})
+        epl.sum_metrics(sess, pair)
+        ctx.record(pair=sess.run(pair))
 
 
 def test_what_does_not_add_up_is_refused_by_name(oracle: Oracle) -> None:
     for answer in oracle.plan((2, 1), _refused):
-        not_sums, unequal = answer.results["errors"]
+        not_sums, unequal, of_one = answer.results["errors"]
+        assert answer.results["pair"] == [[6.0, 12.0]]
+        assert "PlanError" in of_one
         assert "PlanError" in not_sums and "'count', 'mean' are written otherwise" in not_sums
         assert answer.results["sums"] == [[5.0, 3.0]]
         assert "PlanError" in unequal and "other variables in worker" in unequal

@@ -42,12 +42,11 @@ def run(rewrite: RewriteContext) -> None:
     roots.update(view.index[name] for name in rewrite.collectives)
     roots.update(view.index[rewrite.in_replica(output.tensor).op.name] for output in rewrite.plan.outputs)
     roots.update(view.index[name] for name in _scalars(rewrite))
-    metrics = rewrite.graph.state_of(MetricVariables) or MetricVariables()
-    roots.update(view.index[name] for name in metrics.updated)
     roots.update([] if rewrite.weight is None else [view.index[rewrite.weight.op.name]])
     shared = set(view.of_types(op_types.SHARED_STATE))
     reads = set(view.of_types(op_types.CHECKPOINT_READS))
     rewrite.cloned = _with_staging(view, roots, shared)
+    metrics = rewrite.graph.state_of(MetricVariables) or MetricVariables()
     rewrite.cloned -= {view.index[name] for name in metrics.sums}
     _separate_reads(rewrite, view, all_writes)
     restored = rewrite.cloned & reads
