@@ -339,7 +339,7 @@ class _Sums:
         """The value of a reference variable after adds; what takes it on another device would copy it before."""
         op = self._rewrite.operation(self._view.nodes[variable].name)
         own = [self._rewrite.operation(self._view.nodes[add].name) for add in adds]
-        with tf.colocate_with(op, ignore_existing=True), tf.control_dependencies(own + self._after(adds)):
+        with op.graph.colocate_with(op, ignore_existing=True), tf.control_dependencies(own + self._after(adds)):
             return tf.identity(op.outputs[0])
 
 
