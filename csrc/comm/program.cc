@@ -357,16 +357,13 @@ std::unique_ptr<Program> MakeProgram(const Op& op, const Members& members, int64
   if (machines != nullptr) program = MakeHierarchicalProgram(op, members, slot_bytes, *machines);
   if (program != nullptr) return program;
   switch (args.kind) {
-    case EPL_ALL_REDUCE: {
-      int64_t bytes = 0;
-      for (int i = 0; i < args.num_buffers; ++i) bytes += args.counts[i] * SizeOf(args.dtype);
-      if (members.num_members() > 2 && bytes > kSmallBytes) {
+    case EPL_ALL_REDUCE:
+      if (members.num_members() > 2 && BytesOf(args) > kSmallBytes) {
         program.reset(new SharedReduce(op, members, slot_bytes));
       } else {
         program.reset(new DirectReduce(op, members, slot_bytes));
       }
       break;
-    }
     case EPL_REDUCE:
       program.reset(new DirectReduce(op, members, slot_bytes));
       break;

@@ -45,6 +45,13 @@ class Runs {
   std::vector<int64_t> ends_;
 };
 
+// Bytes of all buffers of a rank.
+inline int64_t BytesOf(const epl_collective& args) {
+  int64_t count = 0;
+  for (int i = 0; i < args.num_buffers; ++i) count += args.counts[i];
+  return count * SizeOf(args.dtype);
+}
+
 // What all programs know.
 class BufferProgram : public Program {
  public:

@@ -23,12 +23,6 @@ namespace {
 // took 1.1 times as long by way of shards.
 constexpr int64_t kFlatBroadcastBytes = 4 << 10;
 
-int64_t BytesOf(const epl_collective& args) {
-  int64_t count = 0;
-  for (int i = 0; i < args.num_buffers; ++i) count += args.counts[i];
-  return count * SizeOf(args.dtype);
-}
-
 // The part of a slot that holds both; empty ones do not count.
 Block Cover(Block a, Block b) {
   if (a.size <= 0) return b;

@@ -45,6 +45,7 @@ from epl.parallel.replication.replica_rows import (
     fetched_late,
     from_batches,
 )
+from epl.parallel.replication.whole_scalars import is_number
 from epl.parallel.rewriting.context import RewriteContext, Sibling
 from epl.parallel.rewriting.data_waits import outputs_taken
 from epl.parallel.sharded_variables import part_writes
@@ -436,23 +437,24 @@ class RunPlanner:
         )
         if not differentiates:
             return in_run
-        late = [tensor for tensor in fetches if self._is_late_scalar(tensor)]
         own = fetched(found, fetches, self._rewrite.plan.workers)
+        late = self._late_scalars(fetches)
         return in_run + tuple(own + [fetched_late(tensor, self._rewrite.local_replicas) for tensor in late])
 
-    def _is_late_scalar(self, tensor: tf.Tensor) -> bool:
-        """Whether a tensor is a number that was built after the rewriting from the batch of one of several replicas."""
-        is_number = tensor.dtype.base_dtype.is_floating or tensor.dtype.base_dtype.is_integer
-        if tensor.op.name in self._view.index or tensor.shape.ndims != 0 or not is_number:
-            return False
-        rewrite = self._rewrite
-        if rewrite.local_replicas * rewrite.plan.workers == 1:
-            return False
-        of_batch = from_batches(rewrite.tf_graph, self._view)
-        stack, seen = [tensor], set()
+    def _late_scalars(self, fetches: Sequence[tf.Tensor]) -> List[tf.Tensor]:
+        """The numbers that were built after the rewriting from the batch of one of several replicas."""
+        late = [one for one in fetches if one.op.name not in self._view.index and is_number(one)]
+        if not late or self._rewrite.world_size == 1:
+            return []
+        of_batch = from_batches(self._rewrite.tf_graph, self._view)
+        return [tensor for tensor in late if self._is_built_from(tensor, of_batch)]
+
+    def _is_built_from(self, late: tf.Tensor, nodes: AbstractSet[int]) -> bool:
+        """Whether a tensor that was built after the rewriting is computed from nodes of the view."""
+        stack, seen = [late], set()
         while stack:
             op = stack.pop().op
-            if self._view.index.get(op.name) in of_batch:
+            if self._view.index.get(op.name) in nodes:
                 return True
             if op not in seen and op.name not in self._view.index:
                 seen.add(op)

@@ -10,6 +10,7 @@ from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 
 from epl.env import Env
 from epl.ir.graph import Graph, first_tensor
+from epl.ir.view import ancestor_ops
 
 WARM_UP, TIMED = 2, 5  # training steps
 
@@ -52,14 +53,8 @@ class Trial:
         if names not in self._known:
             calls = graph.gradient_calls
             gradients = {first_tensor(gradient).op for call in calls for _, gradient in call.boundaries}
-            stack = [getattr(one, "op", one) for one in wanted]
-            seen = set(stack)
-            while stack:
-                op = stack.pop()
-                before = {*(tensor.op for tensor in op.inputs), *op.control_inputs} - seen
-                seen |= before
-                stack.extend(before)
-            self._known[names] = not seen.isdisjoint(gradients)
+            needed = ancestor_ops(getattr(one, "op", one) for one in wanted)
+            self._known[names] = not needed.isdisjoint(gradients)
         return self._known[names]
 
 

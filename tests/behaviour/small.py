@@ -1,6 +1,6 @@
 """The small model that the scripts of the behaviour tests train, when what they look at is not the model."""
 
-from typing import Any, Dict
+from typing import Any, Dict, Sequence
 
 import numpy as np
 import tensorflow.compat.v1 as tf
@@ -30,6 +30,14 @@ class Small:
     def feed(self, ctx: Context, step: int = 0) -> Dict[tf.Tensor, np.ndarray]:
         """Returns the feed of this process."""
         return {self.x: ctx.step_rows(self.data.x, step), self.y: ctx.step_rows(self.data.y, step)}
+
+
+def batches_of(sizes: Sequence[int]) -> tf.data.Dataset:
+    """Returns the samples in their order, as batches of so many rows."""
+    data = samples()
+    ends = [0, *np.cumsum(sizes)]
+    batches = [(data.x[a:b], data.y[a:b]) for a, b in zip(ends, ends[1:])]
+    return tf.data.Dataset.from_generator(lambda: iter(batches), (tf.float32, tf.int32), ([None, FEATURES], [None]))
 
 
 def error_of(call: Any, *arguments: Any, **keywords: Any) -> str:

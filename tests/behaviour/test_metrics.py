@@ -8,7 +8,7 @@ import pytest
 import tensorflow.compat.v1 as tf
 
 from epl.utils import tf_compat
-from tests.behaviour.small import Small, error_of
+from tests.behaviour.small import Small, batches_of, error_of
 from tests.parity.context import Context
 from tests.parity.oracle import NOT_OF_ONE_DEVICE, Oracle, topology_name
 from tests.parity.scripts.data import CLASSES, samples
@@ -60,13 +60,7 @@ def _train(ctx: Context) -> None:
 
 def _read(ctx: Context) -> None:
     ctx.init()
-    data = samples()
-    sizes = [8, 5, 8, 3] if ctx.planned else [13, 11]
-    ends = [0, *np.cumsum(sizes)]
-    batches = [(data.x[a:b], data.y[a:b]) for a, b in zip(ends, ends[1:])]
-    shapes = [None, data.x.shape[1]], [None]
-    read = tf.data.Dataset.from_generator(lambda: iter(batches), (tf.float32, tf.int32), shapes)
-    x, y = tf.data.make_one_shot_iterator(read.repeat(2)).get_next()
+    x, y = tf.data.make_one_shot_iterator(batches_of([8, 5, 8, 3] if ctx.planned else [13, 11]).repeat(2)).get_next()
     logits = dense(x, CLASSES, "out")
     metrics = _metrics(y, logits)
     values = {name: value for name, (value, _) in metrics.items()}
@@ -159,15 +153,11 @@ def test_a_step_computes_with_metrics_of_all_replicas(oracle: Oracle) -> None:
 def _read_to_the_end(ctx: Context, shares: str, sizes: Any) -> None:
     """Evaluates until the data ends in the middle of a run, in a monitored session; divided, with another share."""
     ctx.init(**({"auto__balance": shares} if shares else {}))
-    data = samples()
-    ends = [0, *np.cumsum(sizes)]
-    batches = [(data.x[a:b], data.y[a:b]) for a, b in zip(ends, ends[1:])]
     if shares:  # 5 rows for each device
-        read = tf.data.Dataset.from_tensor_slices((data.x[: ends[-1]], data.y[: ends[-1]]))
-        read = read.batch(5 if ctx.planned else 10)
+        data, rows = samples(), sum(sizes)
+        read = tf.data.Dataset.from_tensor_slices((data.x[:rows], data.y[:rows])).batch(5 if ctx.planned else 10)
     else:
-        shapes = [None, data.x.shape[1]], [None]
-        read = tf.data.Dataset.from_generator(lambda: iter(batches), (tf.float32, tf.int32), shapes)
+        read = batches_of(sizes)
     iterator = tf.data.make_initializable_iterator(read)
     x, y = iterator.get_next()
     logits = dense(x, CLASSES, "out")

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
 
-from tests.behaviour.small import Small
+from tests.behaviour.small import Small, batches_of
 from tests.parity.context import Context
 from tests.parity.oracle import NOT_OF_ONE_DEVICE, Oracle, topology_name
-from tests.parity.scripts.data import CLASSES, samples
+from tests.parity.scripts.data import CLASSES
 from tests.parity.scripts.models import cross_entropy, dense
 
 STEPS = 3
@@ -127,13 +127,7 @@ def test_worker_0_alone_may_fetch_scalars(oracle: Oracle) -> None:
 def _read(ctx: Context) -> None:
     """Batches of 8 and 5 rows, then 8 and 3; next to them batches of validation, which the gradients do not need."""
     ctx.init()
-    data = samples()
-    sizes = [8, 5, 8, 3] if ctx.planned else [13, 11]
-    ends = [0, *np.cumsum(sizes)]
-    batches = [(data.x[a:b], data.y[a:b]) for a, b in zip(ends, ends[1:])]
-    shapes = [None, data.x.shape[1]], [None]
-    read = tf.data.Dataset.from_generator(lambda: iter(batches), (tf.float32, tf.int32), shapes)
-    x, y = tf.data.make_one_shot_iterator(read).get_next()
+    x, y = tf.data.make_one_shot_iterator(batches_of([8, 5, 8, 3] if ctx.planned else [13, 11])).get_next()
     logits = dense(x, CLASSES, "out")
     correct = tf.cast(tf.equal(tf.argmax(logits, 1, output_type=tf.int32), y), tf.float32)
     accuracy = tf.reduce_mean(correct)
@@ -203,13 +197,8 @@ def test_accuracy_behind_a_batch_norm_is_that_of_the_predictions_of_all_replicas
 def _divided(ctx: Context) -> None:
     """Two devices divide batches of 13, 11 and 1 rows; of the last one, a device has none."""
     ctx.init()
-    data = samples()
     sizes = [13, 11, 1]
-    ends = [0, *np.cumsum(sizes)]
-    batches = [(data.x[a:b], data.y[a:b]) for a, b in zip(ends, ends[1:])]
-    shapes = [None, data.x.shape[1]], [None]
-    read = tf.data.Dataset.from_generator(lambda: iter(batches), (tf.float32, tf.int32), shapes)
-    x, y = tf.data.make_one_shot_iterator(read).get_next()
+    x, y = tf.data.make_one_shot_iterator(batches_of(sizes)).get_next()
     logits = dense(x, CLASSES, "out")
     each = tf.nn.sparse_softmax_cross_entropy_with_logits(labels=y, logits=logits)
     scalars = {"mean": tf.reduce_mean(each), "sum": tf.reduce_sum(each), "largest": tf.reduce_max(each)}

@@ -35,6 +35,13 @@ def run(rewrite: RewriteContext) -> None:
     rewrite.counted = frozenset(one.name for one in sources)
 
 
+def without_copied_row(rewrite: RewriteContext, value: tf.Tensor, replica: int) -> tf.Tensor:
+    """Zeros if a replica has no row of a divided batch, and computes on a row of another replica; else the value."""
+    if rewrite.batch_index is None:
+        return value
+    return value * tf.cast(tf.sign(rewrite.weights[replica]), value.dtype.base_dtype)
+
+
 def current_view(rewrite: RewriteContext) -> GraphView:
     """The view of an earlier pass, brought up to date; a new one if there is none."""
     if rewrite.view is None:

@@ -13,6 +13,7 @@ from typing import List, Sequence
 import tensorflow.compat.v1 as tf
 
 from epl.ops.weighing import weighed
+from epl.parallel.replication.batch_weights import without_copied_row
 from epl.parallel.replication.merge_outputs import merge
 from epl.parallel.replication.replica_rows import ReplicaRows
 from epl.parallel.replication.whole_scalars import WholeScalars
@@ -76,10 +77,7 @@ class _LocalWholes(Wholes):
         return values[0]
 
     def _without_copied_row(self, values: Values) -> List[tf.Tensor]:
-        """Zeros of a replica that has no row of a divided batch and computes on a row of another replica."""
-        if self._rewrite.batch_index is None:
-            return list(values)
-        return [one * tf.cast(tf.sign(weight), one.dtype) for one, weight in zip(values, self._rewrite.weights)]
+        return [without_copied_row(self._rewrite, one, replica) for replica, one in enumerate(values)]
 
 
 def _wide(dtype: tf.DType) -> tf.DType:

@@ -22,6 +22,7 @@ from epl.ir.dataflow import data_descendants, data_inputs
 from epl.ir.gradient_boundary import boundary_nodes
 from epl.ir.view import GraphView
 from epl.parallel.plan.replica_groups import is_one_part
+from epl.parallel.replication.batch_weights import without_copied_row
 from epl.parallel.rewriting.barriers import build_barrier
 from epl.parallel.rewriting.context import RewriteContext, Sibling
 from epl.parallel.rewriting.pass_manager import Pass, names
@@ -214,10 +215,8 @@ def _reads(view: GraphView, variable: int, adds: Sequence[int]) -> Dict[int, Lis
     while stack:
         node = stack.pop()
         for consumer in consumers[node]:
-            if view.types[consumer] in op_types.WRITES | op_types.STATE_QUERIES:
-                at = [at for at, (one, _) in enumerate(data_inputs(view, consumer)) if one == node and at]
-            else:
-                at = [at for at, (one, _) in enumerate(data_inputs(view, consumer)) if one == node]
+            changes = view.types[consumer] in op_types.WRITES | op_types.STATE_QUERIES  # their input 0 is no value
+            at = [at for at, (one, _) in enumerate(data_inputs(view, consumer)) if one == node and (at or not changes)]
             if at:
                 found.setdefault(consumer, []).extend(at)
             if at and view.types[consumer] == "Identity" and consumer not in showing:
@@ -285,22 +284,21 @@ class _Sums:
         found = []
         for replica, op in enumerate(self._copies(add)):
             value = op.inputs[at]
-            dtype = value.dtype.base_dtype
             with tf.device(value.device):
                 kept = tf.identity(value)
                 if replica:
                     all_rows = rewrite.tf_graph.get_tensor_by_name(self._all_rows)
-                    kept *= tf.cast(tf.logical_not(all_rows), dtype)
-                if rewrite.batch_index is not None:
-                    kept *= tf.cast(tf.sign(rewrite.weights[replica]), dtype)
+                    kept *= tf.cast(tf.logical_not(all_rows), kept.dtype)
+                kept = without_copied_row(rewrite, kept, replica)
             tf_compat.set_input(rewrite.remember(op), at, kept)
             found.append(kept.op)
         return found
 
     def _touching_before(self, variable: int, add: int) -> List[tf.Operation]:
         """What reads or changes the variable, in any replica, before an add does."""
-        touching = [one for one in {*self._reads[variable], *self._adds[variable]} if one != add]
-        return [op for one in sorted(touching) if add in self._view.descendants([one]) for op in self._copies(one)]
+        before = self._view.ancestors([add]) - {add}
+        touching = before.intersection([*self._reads[variable], *self._adds[variable]])
+        return [op for one in sorted(touching) for op in self._copies(one)]
 
     def _order(self, add: int, waits_for: Sequence[tf.Operation]) -> None:
         """Has the adds of the replicas wait for ops, and for each other."""

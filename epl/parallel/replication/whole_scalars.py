@@ -47,14 +47,15 @@ def scalars_of(tf_graph: tf.Graph, view: GraphView, nodes: AbstractSet[int]) -> 
         if view.types[node] in op_types.VARIABLES | op_types.WRITES | (op_types.CONTROL_FLOW - _RESULTS):
             continue
         operation = tf_graph.get_operation_by_name(view.nodes[node].name)
-        numbers = [
-            at
-            for at, tensor in enumerate(operation.outputs)
-            if tensor.shape.ndims == 0 and (tensor.dtype.base_dtype.is_floating or tensor.dtype.base_dtype.is_integer)
-        ]
+        numbers = [at for at, tensor in enumerate(operation.outputs) if is_number(tensor)]
         if numbers and tf_compat.control_flow_context_of(operation) is None:
             found.update((node, at) for at in numbers)
     return found
+
+
+def is_number(tensor: tf.Tensor) -> bool:
+    """Whether a tensor is known to be one number."""
+    return tensor.shape.ndims == 0 and (tensor.dtype.base_dtype.is_floating or tensor.dtype.base_dtype.is_integer)
 
 
 def shown_value(view: GraphView, output: Output) -> str:
