@@ -241,9 +241,9 @@ def _session_init(
             "and remove the tf.train.Server.".format(target)
         )
     graph = graph or tf.get_default_graph()
-    config = tf_compat.default_session_config() if config is None else config
-    local = env.cluster.config_proto(config)
-    with xla_clustering.left_out(graph, local):
+    with xla_clustering.left_out(graph, config):
+        config = tf_compat.default_session_config() if config is None else config
+        local = env.cluster.config_proto(config)
         connection = server.connect(graph, config)
         if connection is None:
             original(session, target, graph, local)

@@ -1,10 +1,11 @@
-"""Lets TensorFlow 1.15 leave out its search for ops that XLA could compile, in programs that do not use XLA.
+"""Lets TensorFlow leave out its search for ops that XLA could compile, in programs that do not use XLA.
 
 Before each run of new ops TensorFlow asks for every op whether XLA has a kernel for it, by a walk over the list of all
 kernels, also where XLA is off. That is a large part of what it does before a first step (docs/profiling.md, "Time to
 the first step"). With the fuel 0 the search ends at once. TensorFlow reads the fuel once in a process, when it makes
-the devices of the first session: so the variable is set for that moment alone, and only if nothing asks for XLA by
-then. Where a program has made devices before (`tf.test.is_gpu_available`), the search stays, and XLA works.
+the devices of the first session (TensorFlow 2 already when `tf.config` is asked for all that it was told): so the
+variable is set for that moment alone, and only if nothing asks for XLA by then. Where a program has made devices before
+(`tf.test.is_gpu_available`), the search stays, and XLA works.
 """
 
 import contextlib
@@ -37,8 +38,8 @@ _process = _Process()
 
 
 @contextlib.contextmanager
-def left_out(graph: tf.Graph, config: tf.ConfigProto) -> Iterator[None]:
-    """The making of a session belongs inside: that of the first one decides for the process."""
+def left_out(graph: tf.Graph, config: Optional[tf.ConfigProto]) -> Iterator[None]:
+    """The making of a session, and of the configuration where it has none, belongs inside: the first one decides."""
     with _process.lock:
         is_first = _process.left_out is None
         if is_first:
@@ -66,7 +67,10 @@ def warn_if_too_late(session: Any) -> None:
         )
 
 
-def _asks_for_xla(graph: tf.Graph, config: tf.ConfigProto) -> bool:
-    level = config.graph_options.optimizer_options.global_jit_level
-    is_on = level in (tf.OptimizerOptions.ON_1, tf.OptimizerOptions.ON_2)
+def _asks_for_xla(graph: tf.Graph, config: Optional[tf.ConfigProto]) -> bool:
+    if config is None:
+        is_on = tf_compat.default_jit()
+    else:
+        level = config.graph_options.optimizer_options.global_jit_level
+        is_on = level in (tf.OptimizerOptions.ON_1, tf.OptimizerOptions.ON_2)
     return is_on or _ATTRIBUTE in tf_compat.serialized_graph_def(graph)

@@ -38,7 +38,7 @@ def process(monkeypatch):
 
 
 def flags(graph=None, config=None):
-    with xla_clustering.left_out(graph or tf.Graph(), config or tf.ConfigProto()):
+    with xla_clustering.left_out(graph or tf.Graph(), config):
         return os.environ.get("TF_XLA_FLAGS")
 
 

@@ -374,6 +374,11 @@ def session_config(session: Any) -> tf.ConfigProto:
     return session._config
 
 
+def default_jit() -> bool:
+    """Whether `tf.config` was told to compile with XLA. To read all that it was told would read TF_XLA_FLAGS, too."""
+    return bool(eager_context.context()._optimizer_jit)
+
+
 def default_session_config() -> tf.ConfigProto:
     """The configuration of a session that is made without one: what `tf.config` was told.
 
