@@ -57,10 +57,19 @@ OMITTED_ATTRS = frozenset(
 )  # fmt: skip
 # Ops with their seed as an input -> the index of the input.
 SEED_INPUTS = {
+    "RandomIndexShuffle": 1,
     "StatelessMultinomial": 2,
+    "StatelessParameterizedTruncatedNormal": 1,
+    "StatelessRandomBinomial": 1,
+    "StatelessRandomGammaV2": 1,
+    "StatelessRandomGetKeyCounter": 0,  # TensorFlow 2 makes the key of a drawing op of the seed
+    "StatelessRandomGetKeyCounterAlg": 0,
     "StatelessRandomNormal": 1,
+    "StatelessRandomPoisson": 1,
     "StatelessRandomUniform": 1,
+    "StatelessRandomUniformFullInt": 1,
     "StatelessRandomUniformInt": 1,
+    "StatelessSampleDistortedBoundingBox": 3,
     "StatelessTruncatedNormal": 1,
 }
 # The only attributes of data sources that count.

@@ -201,8 +201,9 @@ def test_gradients_that_were_float16_are_restored_group_by_group(init):
     Tables("momentum")
     rewrite = rewrite_graph()
     graph = tf.get_default_graph()
-    casts = [op for op in graph.get_operations() if op.type == "Cast" and op.inputs[0].op.type == "EplAllReduce"]
-    waiting = [op for op in casts if op.name in rewrite.built and op.control_inputs]
+    built = [op for op in graph.get_operations() if op.name in rewrite.built]  # for the first replica
+    casts = [op for op in built if op.type == "Cast" and op.inputs[0].op.type == "EplAllReduce"]
+    waiting = [op for op in casts if op.control_inputs]
     assert len(casts) == LAYERS and len(waiting) == LAYERS / 2
 
 

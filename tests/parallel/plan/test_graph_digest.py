@@ -11,7 +11,8 @@ import tensorflow.compat.v1 as tf
 
 from epl.ir.graph import Graph
 from epl.parallel.plan.graph_difference import OpFacts, facts_of, first_difference, in_words
-from epl.parallel.plan.graph_digest import GraphDigest, OpDigest
+from epl.parallel.plan.graph_digest import SEED_INPUTS, GraphDigest, OpDigest
+from tests.op_registry import registered_ops
 from tests.parallel.function_models import control_flow_v2
 
 
@@ -106,6 +107,16 @@ def test_what_computes_the_same_has_one_digest(words, differing):
 def test_data_and_what_prepares_it_may_differ(digest, source):
     first, second = [digest(data=data)[0].top for data in source]
     assert first == second
+
+
+def test_every_op_that_draws_by_a_seed_it_is_given_is_known():
+    arguments = {name: [arg.name for arg in op.input_arg] for name, op in registered_ops().items()}
+    drawing = {
+        name: names.index("seed")
+        for name, names in arguments.items()
+        if "seed" in names and "seed2" not in names and not name.startswith(("Kmeans", "KMC2"))
+    }
+    assert {name: SEED_INPUTS.get(name) for name in drawing} == drawing
 
 
 def test_names_of_py_funcs_and_tables_may_differ(digest):
