@@ -174,13 +174,15 @@ class Reading:
             self.train_op = tf.group(optimizer.minimize(self.loss, step), runs.assign_add(1))
 
 
-def variables_of(sess):
-    """All global variables, of both replicas of stage 0."""
+def variables_of(sess, has_trained):
+    """All global variables; those of replica 1 of stage 0 as well, which the first training step initializes."""
     variables = {variable.op.name: variable for variable in tf.global_variables()}
-    operations = {op.name: op for op in sess.graph.get_operations()}
-    for name in list(variables):
-        copy = operations.get("EPL_REPLICA_1/" + name)
-        if copy is not None and copy.type == "VariableV2":
+    for name in list(variables) if has_trained else []:
+        try:
+            copy = sess.graph.get_operation_by_name("EPL_REPLICA_1/" + name)
+        except KeyError:
+            continue
+        if copy.type == "VariableV2":
             variables[copy.name] = copy.outputs[0]
     return sess.run(variables)
 
@@ -195,12 +197,12 @@ def train_to_the_end(model):
         sess.run(tf.global_variables_initializer())
         steps = 0
         while True:
-            before = variables_of(sess)
+            before = variables_of(sess, steps > 0)
             try:
                 sess.run(model.train_op)
                 steps += 1
             except tf.errors.OutOfRangeError:
-                return changed(before, variables_of(sess)), steps
+                return changed(before, variables_of(sess, steps > 0)), steps
 
 
 @pytest.mark.parametrize("plan", {**PLANS, **ACCUMULATED})
@@ -247,12 +249,12 @@ def test_an_optimizer_trains_on_though_the_data_of_another_has_ended(init):
     with tf.Session() as sess:
         sess.run(tf.global_variables_initializer())
         sess.run(first.train_op)
-        before = variables_of(sess)
+        before = variables_of(sess, True)
         with pytest.raises(tf.errors.OutOfRangeError):
             sess.run(first.train_op)
-        assert changed(before, variables_of(sess)) == []
+        assert changed(before, variables_of(sess, True)) == []
         sess.run(second.train_op)
-        changes = changed(before, variables_of(sess))
+        changes = changed(before, variables_of(sess, True))
         assert [name for name in changes if "second" in name]
         assert not [name for name in changes if "second" not in name and not name.endswith("global_step")]
 
