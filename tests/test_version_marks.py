@@ -48,6 +48,7 @@ LEFT_OUT = {
     "runtime/test_hooks.py": 1,
     "runtime/test_initial_choices.py": 4,
     "runtime/test_loss_reduction.py": 1,
+    "runtime/test_positions.py": 1,
     "runtime/test_server.py": 1,
     "runtime/test_spanning.py": 1,
     "runtime/test_tensorflow_versions.py": 1,

@@ -5,6 +5,7 @@ import re
 import pytest
 
 from tests.runtime.spanning import codes, outputs, run_workers
+from tests.tensorflows import WITH_ESTIMATOR
 
 pytestmark = pytest.mark.timeout(240)
 
@@ -17,7 +18,7 @@ def run(way, folder, logs, count, steps=3):
     return [[int(row) for row in re.findall(r"row (\d+)", worker.output)] for worker in workers], workers
 
 
-@pytest.mark.parametrize("way", ["saver", "estimator"])
+@pytest.mark.parametrize("way", ["saver", pytest.param("estimator", marks=WITH_ESTIMATOR)])
 def test_each_worker_goes_on_with_its_own_rows(tmp_path, way):
     folder = tmp_path / "model"
     folder.mkdir()

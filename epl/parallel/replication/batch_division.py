@@ -33,7 +33,7 @@ _TRIAL_ROWS = 1031  # a prime: no constant of a model is a multiple of it by cha
 _RANDOM = frozenset(
     ["RandomStandardNormal", "RandomUniform", "RandomUniformInt", "TruncatedNormal", "ParameterizedTruncatedNormal"]
 )
-_FAILED_OP = re.compile(r"(?:for|[Nn]ode) '([^']+)'")
+_FAILED_OP = re.compile(r"(?:for|[Nn]ode) '(?:\{\{node )?([^'}]+)")  # TensorFlow 2 puts the name in {{node ...}}
 
 
 class BatchDivision(NamedTuple):

@@ -31,6 +31,7 @@ from typing import (
 import tensorflow.compat.v1 as tf
 
 from epl.ir import op_types
+from epl.ir.clone import NOT_COPIED
 from epl.ir.colocation import in_taskgraph, taskgraph_index
 from epl.ir.graph import Graph
 from epl.parallel.sharded_variables import initial_values
@@ -386,7 +387,7 @@ class Users:
 
     def _copied(self, op: tf.Operation, inputs: List[tf.Tensor]) -> tf.Operation:
         """A copy of the op on the shard and on other inputs; it waits for the same ops, or their replacements."""
-        attrs = {key: value for key, value in op.node_def.attr.items() if key not in ("_class", "_output_shapes")}
+        attrs = {key: value for key, value in op.node_def.attr.items() if key not in NOT_COPIED}
         with beside(op), tf.device(op.device):
             with tf.control_dependencies([self.replaced.get(before, before) for before in op.control_inputs]):
                 return op.graph.create_op(op.type, [self._target] + inputs, name=op.type, attrs=attrs, op_def=op.op_def)

@@ -14,6 +14,9 @@ import tensorflow.compat.v1 as tf
 from epl.ir.clone import NOT_COPIED
 from epl.utils import tf_compat
 
+# Attributes that say nothing of what is computed. TensorFlow 2 marks an op that waits for others by the last one.
+_SAY_NOTHING = (*NOT_COPIED, "_has_manual_control_dependencies")
+
 
 class CommonSubexpressions:
     """The ops seen so far, and which of them compute the same."""
@@ -38,7 +41,7 @@ class CommonSubexpressions:
         attrs = tuple(
             (name, value.SerializeToString(deterministic=True))
             for name, value in sorted(op.node_def.attr.items())
-            if name not in NOT_COPIED
+            if name not in _SAY_NOTHING
         )
         controls = frozenset(self.first(before) for before in op.control_inputs)
         found = self._seen.setdefault((op.type, tuple(inputs), tuple(shapes), attrs, controls, how), op)
