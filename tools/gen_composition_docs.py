@@ -178,9 +178,9 @@ _HEAD = """\
 
 <!-- Written by tools/gen_composition_docs.py. Do not edit: change the table there and run the tool. -->
 
-Each pair of features is tested against plain TensorFlow, or against the plan without the feature. What does not go
-together is refused before the first step. A test of this repository checks that the tests exist and that the errors
-are raised.
+Each pair of features is tested against plain TensorFlow, or against the plan without the feature. EPL refuses features
+that do not go together, before the first step. A test of this repository checks that the tests exist and that the
+errors are raised.
 
 """
 

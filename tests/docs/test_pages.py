@@ -1,6 +1,7 @@
 """The texts in docs/troubleshooting.md exist, the code in docs/ runs, the table of layers holds."""
 
 import ast
+import functools
 import glob
 import os
 import re
@@ -11,17 +12,20 @@ import pytest
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 USER_ERRORS = ("AnnotationError", "FeedError", "MachineError", "NestingError", "PlanError", "PlanMismatchError")
-# Quoted texts that other programs give.
-FOREIGN = {
+# Messages of other programs.
+FOREIGN = (
     "Descriptors cannot not be created directly",
-    "Cannot convert a symbolic Tensor", "to a numpy array",
-    "WARNING: Location", "is ignored",
+    "Cannot convert a symbolic Tensor",
+    "WARNING: Location",
     "OutOfRangeError",
     "Attempting to use uninitialized value EPL_REPLICA_1/",
-    "You must feed a value for placeholder tensor 'EPL_REPLICA_1/", "'",
+    "You must feed a value for placeholder tensor 'EPL_REPLICA_1/",
     "No space left on device",
     "Too many levels of symbolic links",
-}  # fmt: skip
+    "Too many open files",
+)
+# A value in the middle of a text.
+VALUE = "\0"
 
 
 def page(name):
@@ -30,32 +34,71 @@ def page(name):
 
 
 def quoted():
-    """The pieces of each text in bold; what differs from case to case stands between them as `...`."""
-    for text in re.findall(r"\*\*`([^`]+)`\*\*", page("troubleshooting.md")):
-        yield [piece.strip() for piece in text.split("...") if piece.strip()]
+    """Each text of EPL in bold, and its pieces; what differs from case to case stands between them as `...`."""
+    for _, text in re.findall(r"\*\*(``?)(.+?)\1\*\*", page("troubleshooting.md")):
+        if not text.startswith(FOREIGN):
+            yield text, [piece.strip() for piece in re.split(r"\.{3}(?!\.)", text) if piece.strip()]
 
 
-def python_texts(tree):
-    """String constants of a syntax tree, those of f-strings and of neighbouring literals in one piece."""
-    parts = set()
-    for node in ast.walk(tree):
+def constants(tree):
+    """The texts that a module has names for."""
+    return {
+        node.targets[0].id: node.value.s
+        for node in tree.body
+        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name) and isinstance(node.value, ast.Str)
+    }
+
+
+def python_texts(tree, named):
+    """Texts of a syntax tree without docstrings, each as one expression puts it together; `named` are constants."""
+
+    def text(node):
+        if isinstance(node, ast.FormattedValue):
+            return text(node.value) if isinstance(node.value, ast.Name) else VALUE
+        if isinstance(node, ast.Str):
+            return re.sub(r"%[-+0-9.]*[srdf]|{[\w.:!]*}", VALUE, node.s)
+        if isinstance(node, ast.Name):
+            return named.get(node.id, VALUE)
         if isinstance(node, ast.JoinedStr):
-            parts.update(node.values)
-            yield "".join(value.s if isinstance(value, ast.Str) else "{}" for value in node.values)
+            return "".join(part.s if isinstance(part, ast.Str) else text(part) for part in node.values)
+        if isinstance(node, ast.List):
+            return "".join(map(text, node.elts))
+        if isinstance(node, ast.BinOp):
+            return text(node.left) + text(node.right)
+        if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "NotAvailableError":
+            return "not available yet: " + ". ".join(map(text, node.args))
+        return VALUE
+
+    parts = {node.value for node in ast.walk(tree) if isinstance(node, ast.Expr)}  # docstrings
     for node in ast.walk(tree):
-        if isinstance(node, ast.Str) and node not in parts:
-            yield node.s
+        if isinstance(node, ast.BinOp):
+            parts.update([node.left, node.right])
+        elif isinstance(node, ast.JoinedStr):
+            parts.update(node.values)
+        elif isinstance(node, ast.Call) and getattr(node.func, "id", "") == "NotAvailableError":
+            parts.update(node.args)
+        if node not in parts and text(node).strip(VALUE):
+            yield text(node)
 
 
+def cc_texts(source):
+    """String literals of C++, joined where they stand next to each other or a `+` joins them."""
+    source = re.sub(r'"\s*\n\s*"', "", source)
+    source = re.sub(r'"\s*\+[^";]*\+\s*"', VALUE, source)
+    for text in re.findall(r'"((?:[^"\\\n]|\\.)*)"', source):
+        yield re.sub(r"%[-+0-9.]*[srdfu]", VALUE, text)
+
+
+@functools.lru_cache(None)
 def all_texts():
     found = []
     for path in glob.glob(os.path.join(ROOT, "epl", "**", "*.py"), recursive=True) + tool_sources():
         with open(path, encoding="utf-8") as source:
-            found.extend(python_texts(ast.parse(source.read())))
+            tree = ast.parse(source.read())
+            found.extend(python_texts(tree, constants(tree)))
     for path in glob.glob(os.path.join(ROOT, "csrc", "comm", "*.cc")):
         with open(path, encoding="utf-8") as source:
-            joined = re.sub(r'"\s*\n\s*"', "", source.read())
-            found.extend(re.findall(r'"((?:[^"\\\n]|\\.)*)"', joined))
+            found.extend(cc_texts(source.read()))
     return found
 
 
@@ -72,17 +115,23 @@ def tool_sources():
 
 def test_every_quoted_text_exists():
     texts = "\n".join(all_texts())
-    missing = [piece for pieces in quoted() for piece in pieces if piece not in texts and piece not in FOREIGN]
+    missing = [piece for _, pieces in quoted() for piece in pieces if piece not in texts]
     assert missing == []
 
 
+def test_every_quoted_text_begins_with_its_message():
+    beginnings = "\n".join("\n" + text.lstrip(VALUE + " '\n") for text in all_texts())
+    late = [text for text, pieces in quoted() if "\n" + pieces[0] not in beginnings]
+    assert late == [], "let these begin with the first words of the message, with ... for a value"
+
+
 def test_no_text_has_two_entries():
-    texts = re.findall(r"\*\*`([^`]+)`\*\*", page("troubleshooting.md"))
+    texts = [text for text, _ in quoted()]
     assert sorted(text for text in set(texts) if texts.count(text) > 1) == []
 
 
 def test_every_error_of_a_model_has_an_entry():
-    entries = list(quoted())
+    entries = [pieces for _, pieces in quoted()]
     without = []
     for path in glob.glob(os.path.join(ROOT, "epl", "**", "*.py"), recursive=True):
         with open(path, encoding="utf-8") as source:
@@ -90,7 +139,7 @@ def test_every_error_of_a_model_has_an_entry():
         for node in ast.walk(tree):
             if isinstance(node, ast.Raise) and isinstance(node.exc, ast.Call):
                 name = node.exc.func.id if isinstance(node.exc.func, ast.Name) else ""
-                texts = [text for text in python_texts(node.exc) if len(text) > 30]
+                texts = [text for text in python_texts(node.exc, constants(tree)) if len(text) > 30]
                 if name in USER_ERRORS and texts:
                     if not any(all(piece in "".join(texts) for piece in pieces) for pieces in entries):
                         without.append(f"{os.path.relpath(path, ROOT)}:{node.lineno}")

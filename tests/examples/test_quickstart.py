@@ -71,6 +71,19 @@ def test_a_run_goes_on_and_leaves_curves(tmp_path: Any) -> None:
     assert list(tmp_path.glob("events.out.tfevents.*"))
 
 
+@pytest.mark.long
+def test_two_workers_divide_the_rows_that_python_prepares(tmp_path: Any) -> None:
+    shown = subprocess.check_output(
+        [sys.executable, os.path.join(ROOT, "tools", "epl-launch"), "-np", "2", "--log_dir", str(tmp_path / "run")]
+        + [os.path.join(QUICKSTART, "train_augmented.py"), "{task_dir}", "3"],
+        env=dict(os.environ, PYTHON=sys.executable),
+        cwd=str(tmp_path),
+        stderr=subprocess.STDOUT,
+        universal_newlines=True,
+    )
+    assert "EPL: 2 replicas = 2 workers" in shown and "step 3 of 3: loss " in shown
+
+
 @pytest.mark.timeout(60)
 def test_the_slurm_script_trains_one_job(tmp_path: Any) -> None:
     folder = slurm.checkout(tmp_path)

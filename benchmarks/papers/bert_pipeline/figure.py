@@ -22,9 +22,9 @@ _TEXT = (
     "GPipe (Huang et al. 2019, section 2.3) runs all forward passes before the first backward pass, as "
     "`pipeline.strategy` PreferForward does, and computes all activations of a micro batch a second time. 1F1B, "
     "EPL's PreferBackward, has the same bubble: without recomputation both take the same time, to the last digit. So "
-    "the predicted gain is the recomputation, which 1F1B does without as it holds few micro batches at a time. It can "
-    "cost a third of a step at most, as a backward pass takes twice as long as a forward pass; what is above that in "
-    "the published 1.45 is not known.",
+    "the predicted gain is the recomputation, which 1F1B does without as it holds few micro batches at a time. "
+    "Recomputation can cost a third of a step at most, as a backward pass takes twice as long as a forward pass; what "
+    "is above that in the published 1.45 is not known.",
 )
 _ASSUMED = (
     f"{MICRO_BATCHES} micro batches of {ROWS} rows, {model.LENGTH} words in a row, {model.MASKED} of them predicted; "
@@ -106,7 +106,7 @@ def _parts(found: PlannedModel) -> Table:
             parts = [sum(values) / stages for values in zip(*((d.busy, d.bubble, d.exposed) for d in step.devices))]
             cells = [milliseconds(value) for value in (step.seconds, *parts)]
             rows.append((str(stages), name, *cells, gigabytes(step.devices[0].memory.peak)))
-    return Table("What makes the difference; of devices, the mean over the stages:", tuple(rows))
+    return Table("The parts of a step make the difference; of devices, the mean over the stages:", tuple(rows))
 
 
 def _by_micro_batches(gains: Dict[Tuple[int, int], float], rates: Dict[Tuple[int, int], Prediction]) -> Table:

@@ -94,7 +94,7 @@ def figure() -> Figure:
     )
     name = "BERT-Large, pipeline: stages cut for their GPUs / equal stages"
     comparisons.append(compared(name, PIPELINE, gains[_OF_TABLE], assumed))
-    tables = (Table("What the gain is made of:", tuple(table)), _pipeline_table(pipelines))
+    tables = (Table("The parts of the gain:", tuple(table)), _pipeline_table(pipelines))
     return Figure("Unequal GPUs", "unequal_gpus", _TEXT, tuple(comparisons), tables, values)
 
 

@@ -61,14 +61,16 @@ def object_detection(ctx: Context) -> None:
     shown = tf.map_fn(lambda one: tf.gather(anchors, tf.image.non_max_suppression(anchors, one, 3, 0.5))[:1], scores)
     corner = np.random.RandomState(4).uniform(0, 0.5, [ROWS, 2, 2])
     boxes = np.concatenate([corner, corner + 0.4], -1).astype(np.float32)
-    path = ctx.temporary_directory() + "/model"
+    path, averages = ctx.directory + "/model", tf.train.Saver(average.variables_to_restore())
     with tf.Session() as sess:
         sess.run(tf.global_variables_initializer())
-        for feed in feeds(ctx, {images: numbers(ROWS, 8, 8, 3), truth: boxes}):
+        for number, feed in enumerate(feeds(ctx, {images: numbers(ROWS, 8, 8, 3), truth: boxes})):
+            if number == STEPS - 2:
+                averages.save(sess, path)
+            if number == STEPS - 1:
+                averages.restore(sess, path)
             ctx.record(loss=sess.run([loss, train_op], feed)[0])
             ctx.record(shown=sess.run(shown, {images: feed[images][:3]}).shape)
-        tf.train.Saver(average.variables_to_restore()).save(sess, path)
-        tf.train.Saver(average.variables_to_restore()).restore(sess, path)
         ctx.record_variables(sess)
 
 
@@ -256,6 +258,7 @@ def wavenet(ctx: Context) -> None:
         train_op = average.apply(tf.trainable_variables())
     rows = np.clip(numbers(ROWS, 9, 1), -1, 1)
     mine = np.concatenate([ctx.step_rows(rows, one) for one in range(STEPS)])
+    path, averages = ctx.directory + "/ema", tf.train.Saver(average.variables_to_restore())
     with tf.Session() as sess:
         sess.run(tf.global_variables_initializer())
         coordinator = tf.train.Coordinator()
@@ -268,12 +271,14 @@ def wavenet(ctx: Context) -> None:
 
         reader = threading.Thread(target=fill, daemon=True)
         reader.start()
-        for _ in range(STEPS):
+        for number in range(STEPS):
+            if number == STEPS - 2:
+                averages.save(sess, path)
+            if number == STEPS - 1:
+                averages.restore(sess, path)
             ctx.record(loss=sess.run([loss, train_op])[0])
         coordinator.request_stop()
         coordinator.join([reader])
-        path = tf.train.Saver(average.variables_to_restore()).save(sess, ctx.temporary_directory() + "/ema")
-        tf.train.Saver(average.variables_to_restore()).restore(sess, path)
         ctx.record_variables(sess)
 
 
