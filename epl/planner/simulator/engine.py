@@ -7,11 +7,8 @@ An op is ready when all that it waits for has ended. A pool runs ops in the orde
 what TensorFlow's executor does: a thread goes on with the cheap ops that it made ready, and at most one other; the rest
 waits in the queue of the pool for an idle thread. A rank of a collective comes when a thread would run it, or, if it
 names a pool, when it is ready. A collective that holds threads waits in the queues of all its pools until it is the
-next in each. Ops that share cores are as fast as their number allows, and change their speed whenever one begins or
-ends:
-
-    device 0    | op 0      .................|        1 s alone; beside op 1 each second takes two
-    device 1    |           | op 1 ..........| .. |
+next in each. Ops that run on the same cores at the same time divide them, so that the speed of each changes whenever
+another one begins or ends.
 
 A real run may differ, because times are estimates, and because a thread of TensorFlow prefers ops that it has put into
 the queue itself.
