@@ -36,13 +36,11 @@ def row(what: str, ratios: Sequence[float], at_least: Optional[float] = None, at
 
 
 def met(line: Row) -> Optional[bool]:
-    """Returns whether the median meets the target; None without a target."""
+    """Returns whether the median meets the target, of which both ends may be given; None without a target."""
     median = statistics.median(line.ratios)
-    if line.at_least is not None:
-        return median >= line.at_least
-    if line.at_most is not None:
-        return median <= line.at_most
-    return None
+    if line.at_least is None and line.at_most is None:
+        return None
+    return (line.at_least is None or median >= line.at_least) and (line.at_most is None or median <= line.at_most)
 
 
 def passed(result: Result) -> bool:
@@ -163,11 +161,8 @@ def machine() -> str:
 
 
 def _cells(line: Row) -> Sequence[str]:
-    target = ""
-    if line.at_least is not None:
-        target = ">= %.3g" % line.at_least
-    elif line.at_most is not None:
-        target = "<= %.3g" % line.at_most
+    ends = [(">=", line.at_least), ("<=", line.at_most)]
+    target = " ".join("%s %.3g" % (sign, end) for sign, end in ends if end is not None)
     verdict = {None: "", True: "pass", False: "MISS"}[met(line)]
     return (
         line.what,

@@ -22,6 +22,7 @@ from benchmarks import (
     options_benchmark,
     pipeline_benchmark,
     pipeline_rewriting_benchmark,
+    prediction_benchmark,
     rewriting_benchmark,
     split_benchmark,
     training_benchmark,
@@ -40,6 +41,7 @@ BENCHMARKS = {
     "j": first_step_benchmark.run,
     "k": options_benchmark.run,
     "l": network_benchmark.run,
+    "m": prediction_benchmark.run,
 }
 
 
@@ -52,8 +54,8 @@ def main() -> int:
         choices=sorted(BENCHMARKS),
         help="a: training step, b: all-reduce, c: graph rewriting, d: pipeline step, "
         "e: rewriting of pipelines, f: split head, g: memory of a step, h: largest model, i: cores of a worker, "
-        "j: time to the first step, k: options that guard the numbers, l: collectives over a network "
-        "(repeatable; default: all)",
+        "j: time to the first step, k: options that guard the numbers, l: collectives over a network, "
+        "m: predictions of the planner (repeatable; default: all)",
     )
     parser.add_argument("--quick", action="store_true", help="tiny sizes and few rounds: checks that all works")
     arguments = parser.parse_args()

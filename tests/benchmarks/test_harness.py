@@ -34,6 +34,7 @@ def test_verdict_uses_the_median():
     assert harness.met(harness.row("speed", [0.5, 1.2, 3.0], at_least=1.0))
     assert not harness.met(harness.row("speed", [0.5, 0.9, 3.0], at_least=1.0))
     assert harness.met(harness.row("cost", [0.05, 0.09, 3.0], at_most=0.1))
+    assert [harness.met(harness.row("both", [one], at_least=0.9, at_most=1.1)) for one in (0.8, 1.0, 1.2)] == [0, 1, 0]
 
 
 def test_row_without_target_passes():

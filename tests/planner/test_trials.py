@@ -93,6 +93,15 @@ def test_what_trials_need(plan, options, why):  # noqa: F811
     assert code == 2 and why in error
 
 
+@pytest.mark.skipif(gpu_info.visible_gpu_count() > 0, reason="the plans are for CPUs")
+def test_gradient_accumulation_is_refused(plan, monkeypatch, tmp_path):  # noqa: F811
+    monkeypatch.setattr(trials, "try_plans", lambda *arguments: pytest.fail("a plan was tried"))
+    options = ["--devices", "2", "--search", "--steps", "0", "--trials", "2", "--save", "a.json"]
+    code, _, error = plan([*options, "--set", "pipeline.num_micro_batch=3"])
+    assert code == 1 and "an update takes 3 runs of this script (pipeline.num_micro_batch)" in error
+    assert not (tmp_path / "a.json").exists()
+
+
 def test_a_job_refuses_them_with_the_command(init):  # noqa: F811
     init(2, auto__trials=3, auto__planner="search", annotate=False)
     loss = tf.reduce_mean(tf.layers.dense(tf.placeholder(tf.float32, [None, 4]), 3))

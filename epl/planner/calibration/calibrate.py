@@ -45,7 +45,8 @@ def machine_of(name: str, workers: int, devices: int, measured: Measured, date: 
     """
     kind = "measured-gpu" if measured.is_gpu else "measured-cpu"
     device, measurements = fit_device(kind, measured.ops, measured.memory, measured.memory_source, date)
-    device = device._replace(type="GPU" if measured.is_gpu else "CPU")
+    if not measured.is_gpu:
+        device = device._replace(type="CPU", shared_by=devices)
     threads = f"{measured.model}: {dict(device.sources)['threads']}"
     device = device._replace(sources=tuple(dict(device.sources, threads=threads).items()))
     links: List[Interconnect] = []

@@ -66,6 +66,8 @@ class Device(NamedTuple):
       threads: ops that run at the same time, each at these rates.
       sources: (key of the file, where its number comes from); the key "" stands for all.
       type: "CPU" or "GPU", between which NCCL does collectives.
+      shared_by: devices that compute with the same cores and memory, by order; each has these rates while the others
+        compute nothing; 1: each has its own; 0: all of a node.
     """
 
     name: str
@@ -76,6 +78,7 @@ class Device(NamedTuple):
     threads: int
     sources: Sources
     type: str = "GPU"
+    shared_by: int = 1
 
     def flops(self, kind: str, dtype: str = "float32") -> Optional[float]:
         """FLOP/s that ops reach; None if memory bandwidth alone limits them.
@@ -252,6 +255,7 @@ def _plain_device(device: Device) -> Dict[str, Any]:
         "bandwidth": _plain_speed(device.bandwidth),
         "launch_overhead": device.launch_overhead,
         "threads": device.threads,
+        "shared_by": device.shared_by or "all",
         "type": device.type.lower(),
     }
     if device.memory is not None:
@@ -298,7 +302,15 @@ def describe_device(device: Device) -> List[str]:
     )
     bandwidth = _speed_words(device.bandwidth, quantities.BYTES_PER_SECOND)
     overhead = quantities.show(device.launch_overhead, quantities.SECONDS)
-    lines = [f"{device.name}: {memory}, {bandwidth}, {overhead} per op, {_counted(device.threads, 'op')} at a time"]
+    words = [
+        device.name + ": " + memory,
+        bandwidth,
+        f"{overhead} per op",
+        f"{_counted(device.threads, 'op')} at a time",
+    ]
+    if device.shared_by != 1:
+        words.append(f"cores shared by {device.shared_by or 'all'} devices of a node")
+    lines = [", ".join(words)]
     for kind, rates in itertools.groupby(device.rates, key=lambda rate: rate.kind):
         words = [f"{rate.dtype} {_speed_words(rate.flops, quantities.FLOPS)}" for rate in rates]
         lines.append(f"  {kind}: {', '.join(words)}")

@@ -14,7 +14,7 @@ from epl.utils.errors import MachineError
 
 MOST_DEVICES = 65536  # more is a mistake
 _KEYS = ("format", "version", "name", "devices", "links", "nodes", "network", "measurements")
-_DEVICE_KEYS = ("preset", "type", "flops", "bandwidth", "memory", "launch_overhead", "threads", "source")
+_DEVICE_KEYS = ("preset", "type", "flops", "bandwidth", "memory", "launch_overhead", "threads", "shared_by", "source")
 _LINK_KEYS = ("preset", "latency", "bandwidth", "shared_by", "source")
 _NODE_KEYS = ("devices", "links", "network", "count")
 _LEVEL_KEYS = ("link", "groups", "every")
@@ -137,6 +137,8 @@ def _device(name: str, plain: Any, place: EntryPlace) -> Tuple[Optional[str], De
         given["launch_overhead"] = overhead
     if "threads" in entry:
         given["threads"] = entries.count(entry["threads"], place.at("threads"))
+    if "shared_by" in entry:
+        given["shared_by"] = _shared_by(entry["shared_by"], place)
     if "type" in entry:
         named = entries.text(entry["type"], place.at("type"), "gpu")
         given["type"] = entries.chosen(named, place.at("type"), _DEVICE_TYPES, "type of a device").upper()
@@ -186,8 +188,7 @@ def _link(name: str, plain: Any, place: EntryPlace) -> Interconnect:
     if "bandwidth" in entry:
         given["bandwidth"] = entries.speed(entry["bandwidth"], place.at("bandwidth"), quantities.BYTES_PER_SECOND)
     if "shared_by" in entry:
-        shared = entry["shared_by"]
-        given["shared_by"] = 0 if shared == "all" else entries.count(shared, place.at("shared_by"))
+        given["shared_by"] = _shared_by(entry["shared_by"], place)
     if "preset" in entry:
         preset = entries.text(entry["preset"], place.at("preset"), "nvlink2")
         old = presets.LINKS[entries.chosen(preset, place, list(presets.LINKS), "preset of a link")]
@@ -198,6 +199,10 @@ def _link(name: str, plain: Any, place: EntryPlace) -> Interconnect:
     ):  # fmt: skip
         entries.required(entry, place, key, example)
     return Interconnect(name=name, sources=sources, **given)
+
+
+def _shared_by(plain: Any, place: EntryPlace) -> int:
+    return 0 if plain == "all" else entries.count(plain, place.at("shared_by"))
 
 
 def _network(entry: Dict[str, Any], place: EntryPlace, definitions: _Definitions, default: str) -> str:

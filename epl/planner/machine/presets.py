@@ -124,6 +124,7 @@ _DEVICES = (
         1,
         (("", _CPU_SOURCE),),
         "CPU",
+        0,
     ),
     _gpu(
         "p100-16",

@@ -1,6 +1,6 @@
 """What no schedule of a strategy's work can beat: the work over all speeds, the bubble, and the bytes."""
 
-from typing import Dict, NamedTuple, Sequence
+from typing import Dict, NamedTuple, Sequence, Set
 
 from epl.parallel.plan.schedule_simulator import bubble_bound
 from epl.planner.prediction.layout import StrategyLayout
@@ -39,14 +39,19 @@ def find_bound(
     """The bounds of a step, whose contractions compute in `dtype`."""
     rows = sum(layout.rows) * layout.micro_batches
     speed = flops = 0.0  # speed: batches per second of all devices together
-    peaks = []
+    peaks = []  # (of a device, devices that compute together)
+    counted: Set[int] = set()  # cores
     for one in classes:
-        for kind in one.kinds:
+        for kind, cores in zip(one.kinds, one.cores):
+            count = float(len(one.ranks))
+            if cores is not None:
+                count = 0.0 if cores.number in counted else 1.0 / cores.workers
+                counted.add(cores.number)
             found = costs.at(rows, kind)  # of all rows at once: in fewer runs no device does them sooner
             seconds = sum(found.forward) + sum(found.backward)
             flops = sum(found.forward_flops) + sum(found.backward_flops)
-            peaks += [kind.peak(dtype)] * len(one.ranks)
-            speed += len(one.ranks) * kind.threads / seconds if seconds else float("inf")
+            peaks.append((kind.peak(dtype), count))
+            speed += count * kind.threads / seconds if seconds else float("inf")
     compute = 1.0 / speed
     share = bubble_bound(len(layout.stages), layout.micro_batches)
     carried: Dict[int, float] = {}
@@ -54,5 +59,5 @@ def find_bound(
     for number, (op, told) in enumerate(zip(lowered.program.ops, lowered.ops)):
         if told.kind in COMMUNICATES and first_of.get(number, number) == number:
             carried[op.pool] = carried.get(op.pool, 0.0) + op.seconds
-    peak = sum(peaks) if all(peaks) else 0.0
+    peak = sum(one * count for one, count in peaks) if all(one for one, _ in peaks) else 0.0
     return StepBound(compute, compute * share / (1 - share), max(carried.values(), default=0.0), flops, peak)

@@ -38,7 +38,7 @@ from epl.planner.prediction.stage_plans import ClassStage, StagePlans, StepOptio
 from epl.planner.prediction.stage_work import Piece, pieces_of
 from epl.planner.prediction.traffic import Carried, Traffic
 from epl.planner.simulator.model_costs import ModelCosts
-from epl.planner.simulator.program import SimulatedOutput
+from epl.planner.simulator.program import SharedCores, SimulatedOutput
 
 _FORWARD_PASS, _BACKWARD_PASS, _RECOMPUTATION = "forward pass", "backward pass", "recomputation"
 _ONE_F_ONE_B = "PreferBackward"  # of the runs of gradient accumulation, which follow each other
@@ -135,7 +135,13 @@ class StepLowering:
         self._classes, self._plans, self._split, self._options = classes, plans, split, options
         self._num_stages = len(layout.stages)
         self._positions = [{op: at for at, op in enumerate(cuts.ops)} for cuts in plans.cuts]
-        self.builder = ProgramBuilder(len(classes) * self._num_stages)
+        self.builder = ProgramBuilder(
+            [
+                None if cores is None else SharedCores(cores.number, float(len(one.ranks) * cores.workers))
+                for one in classes
+                for cores in one.cores
+            ]
+        )
         self._waits: Dict[int, List[int]] = {}  # device -> what its next pass waits for
         self._kept: Dict[Tuple[int, int], Dict[int, List[Buffer]]] = {}  # (device, micro batch) -> by backward piece
         self._arrivals: Dict[Tuple[int, str, int], List[_Arrival]] = {}

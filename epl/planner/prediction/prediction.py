@@ -19,6 +19,7 @@ from epl.planner.machine.collective_costs import CollectiveCosts
 from epl.planner.machine.machine import Machine
 from epl.planner.prediction import host_memory
 from epl.planner.prediction.bounds import StepBound, find_bound
+from epl.planner.prediction.cores import cores_of_job
 from epl.planner.prediction.facts import ModelFacts, find_facts
 from epl.planner.prediction.layout import StrategyLayout, decided, lay_out
 from epl.planner.prediction.lowering import StepLowering
@@ -252,8 +253,9 @@ def prepare(
         )  # fmt: skip
     links = known.links
     classes = find_classes(
-        layout, machine.placed_devices(), links, sorted(facts.crossing), split is None or split.is_equal, fold
-    )
+        layout, machine.placed_devices(), cores_of_job(machine, strategy.workers, strategy.devices), links,
+        sorted(facts.crossing), split is None or split.is_equal, fold,
+    )  # fmt: skip
     plans = plan_stages_of_classes(strategy, facts, costs, layout, classes, split, options)
     return PreparedStep(facts, layout, options, links, split, classes, plans)
 
@@ -434,12 +436,13 @@ def _assumptions(step: PreparedStep, costs: ModelCosts, machine: Machine) -> Lis
     unlimited = sorted({kind.name for one in step.classes for kind in one.kinds if kind.memory is None})
     if unlimited:
         found.append(f"no memory limit is known of {', '.join(unlimited)}, so that everything fits there")
-    cpus = {device.name for device in machine.devices if device.type == "CPU"}
-    if any(sum(name in cpus for name in node.devices) > 1 for node in machine.nodes):
+    shared = [cores for one in step.classes for cores in one.cores if cores is not None]
+    if any(one.devices > 1 for one in shared):
         found.append(
-            "each CPU device has cores of its own; those of one computer share them in fact, so that k at once take up "
-            "to k times as long: epl-plan --trials measures steps"
+            "devices of a worker that share cores and compute at the same time take so many times as long as one"
         )
+    if any(one.workers > 1 for one in shared):
+        found.append("the workers of a node have equal parts of its cores, also while others compute nothing")
     if layout.ranks > 1:
         found.append(
             "all replicas send the same message at the same time and divide the bandwidth of a link that they share"

@@ -1,8 +1,8 @@
 """A simulated program as it is built, and what each of its ops stands for."""
 
-from typing import Dict, List, NamedTuple, Sequence, Tuple
+from typing import Dict, List, NamedTuple, Optional, Sequence, Tuple
 
-from epl.planner.simulator.program import SimulatedOp, SimulatedOutput, SimulatedProgram
+from epl.planner.simulator.program import SharedCores, SimulatedOp, SimulatedOutput, SimulatedProgram
 
 ACTIVATIONS, GRADIENTS, COMMUNICATION = "activations", "gradients", "communication"  # as in the memory estimate
 
@@ -69,11 +69,11 @@ class ProgramBuilder:
       ops: so far.
     """
 
-    def __init__(self, devices: int) -> None:
-        """Args: devices: their number; each runs one op at a time."""
+    def __init__(self, cores: Sequence[Optional[SharedCores]]) -> None:
+        """Args: cores: of each device, which runs one op at a time."""
         self.ops: List[SimulatedOp] = []
         self._told: List[LoweredOp] = []
-        self._devices = devices
+        self._devices, self._cores = len(cores), tuple(cores)
         self._pools: Dict[Key, int] = {}
         self._collectives: Dict[Key, List[int]] = {}
 
@@ -122,6 +122,7 @@ class ProgramBuilder:
             (1,) * (self._devices + len(self._pools)),
             (),
             tuple(tuple(ranks) for ranks in self._collectives.values()),
+            self._cores if any(self._cores) else (),
         )
         return LoweredStep(program, tuple(self._told))
 

@@ -2,17 +2,19 @@
 
     8 replicas on 4 x v100 and 4 x p100      2 classes      all collectives have one op for each class
 
-Ranks are equal if their devices are of the same kinds, they have as many rows, the same place in their group of a
-split, and groups and transfers that take as long. All ranks are taken to send the same message at the same time: those
-that leave by a link of several ranks share it. Messages of one rank follow each other on a link.
+Ranks are equal if their devices are of the same kinds and share the same cores, they have as many rows, the same
+place in their group of a split, and groups and transfers that take as long. All ranks are taken to
+send the same message at the same time: those that leave by a link of several ranks share it. Messages of one rank
+follow each other on a link.
 """
 
 import collections
-from typing import Any, Dict, FrozenSet, List, NamedTuple, Sequence, Tuple
+from typing import Any, Dict, FrozenSet, List, NamedTuple, Optional, Sequence, Tuple
 
 from epl.planner.machine.collective_costs import CollectiveCosts
 from epl.planner.machine.machine import Device
 from epl.planner.machine.routes import Channel
+from epl.planner.prediction.cores import WorkerCores
 from epl.planner.prediction.layout import StrategyLayout
 
 _PROBES = (("all-reduce", 1.0), ("all-reduce", 1e9), ("all-gather", 1e9), ("all-to-all", 1e9))
@@ -28,6 +30,7 @@ class RankClass(NamedTuple):
       group_rows: of a micro batch, of all ranks of their group of a split; `rows` without one.
       place: in their group; 0 if all ranks of a group do the same.
       group: the number of the class of their group; 0 without a split.
+      cores: with which their device computes, by stage; None: each has its own.
     """
 
     ranks: Tuple[int, ...]
@@ -36,11 +39,13 @@ class RankClass(NamedTuple):
     group_rows: int
     place: int
     group: int
+    cores: Tuple[Optional[WorkerCores], ...]
 
 
 def find_classes(
     layout: StrategyLayout,
     kinds: Sequence[Device],
+    cores: Sequence[Optional[WorkerCores]],
     costs: CollectiveCosts,
     crossing: Sequence[Tuple[int, int]],
     groups_are_equal: bool,
@@ -51,6 +56,7 @@ def find_classes(
     Args:
       layout: where the ranks are.
       kinds: the kind of each device of the machine.
+      cores: of each device of the job, as `cores_of_job` finds them.
       costs: of collectives on the machine.
       crossing: (stage, later stage) between which data flows.
       groups_are_equal: whether the ranks of a group of a split do the same, but for their rows.
@@ -66,7 +72,7 @@ def find_classes(
     for number, group in enumerate(groups):
         own = {}
         for place, rank in enumerate(group):
-            devices = tuple(kinds[devices[rank]].name for devices in layout.stages)
+            devices = tuple((kinds[devices[rank]].name, cores[devices[rank]]) for devices in layout.stages)
             places[rank] = 0 if groups_are_equal else place
             rows_of[rank] = sum(layout.rows[one] for one in group)
             own[rank] = (devices, layout.rows[rank], places[rank], transfers[rank])
@@ -85,6 +91,7 @@ def find_classes(
             rows_of[ranks[0]],
             places[ranks[0]],
             group_of[ranks[0]],
+            tuple(cores[devices[ranks[0]]] for devices in layout.stages),
         )
         for ranks in members.values()
     ]

@@ -12,12 +12,14 @@ _CGROUP_LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.lim
 
 
 def local_device(cluster: Cluster) -> MeasuredDevice:
-    """The first device of this process, with its share of the process's cores and of the free memory."""
-    devices = len(cluster.local_ranks)
+    """The first device of this process, with all cores of the process, as while no other device computes.
+
+    Half of the free memory may be used; a GPU's is that which TensorFlow can allocate.
+    """
     if cluster.device_type == "GPU":
         limit = _first_gpu(cluster)[1]
         return MeasuredDevice("/device:GPU:0", 1, limit * _SHARE_OF_MEMORY)
-    threads = max(1, len(os.sched_getaffinity(0)) // devices)
+    threads = len(os.sched_getaffinity(0))
     free = min(_memory_of("MemAvailable"), _cgroup_limit() or float("inf"))
     return MeasuredDevice("/device:CPU:0", threads, free * _SHARE_OF_MEMORY)
 

@@ -288,10 +288,10 @@ class BlockEstimate:
         inside: np.ndarray,
         group: int,
     ) -> WayCosts:
-        """Sums by block; of the places in a group and the kinds of devices the one that takes longest counts."""
+        """Sums by block; of the places in a group and the kinds of their devices the one that takes longest counts."""
         candidates = []
-        for kind in self._machine.devices:
-            for rows, work, held, of_group in places:
+        for place, (rows, work, held, of_group) in enumerate(places):
+            for kind in dict.fromkeys(self._plans.kinds[place :: group or 1]):
                 found = []
                 for name, share in (
                     ("forward", work),

@@ -10,10 +10,12 @@ so that the first needs a batch that is fed.
 """
 
 import itertools
-from typing import Dict, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 from epl.parallel.plan import strategy as strategies
+from epl.parallel.plan.row_shares import reduced
 from epl.parallel.plan.strategy import OUTSIDE, Block, PlannedChoice, Strategy
+from epl.planner.machine.machine import Device
 from epl.planner.search.candidates import PLANNER, with_settings
 from epl.planner.search.model_blocks import ModelBlocks
 from epl.planner.search.split_choices import FAST, SMALL, Ratios, SplitChooser
@@ -24,13 +26,14 @@ class Way:
     """How a block is computed."""
 
     ROWS = "rows"  # each device its rows of the batch
-    SPLIT = "split"  # shards on the devices of a group, to be fast
-    SMALL = "small split"  # the same, with as much of the variables in shards as can be
+    SPLIT = "split"  # shards on the devices of a group, to be fast: as large as the devices of each place are fast
+    SMALL = "small split"  # equal shards, with as much of the variables in shards as can be
     FIRST = "first"  # all of it on the first device of each group
 
 
 WAYS = (Way.ROWS, Way.SPLIT, Way.SMALL, Way.FIRST)
 _WEIGHT = {Way.SPLIT: FAST, Way.SMALL: SMALL, Way.FIRST: FAST}
+_FINE = 8  # parts of the shard of the slowest device
 
 
 class BlockPlan(NamedTuple):
@@ -70,21 +73,32 @@ class BlockPlans:
     Attributes:
       base: the strategy of the script as it is.
       blocks: of the model.
+      kinds: of the device of each rank.
     """
 
     def __init__(
-        self, base: Strategy, blocks: ModelBlocks, chooser: SplitChooser, are_cut: bool, colocates: bool
+        self,
+        base: Strategy,
+        blocks: ModelBlocks,
+        kinds: Sequence[Device],
+        seconds: Callable[[Device], float],
+        chooser: SplitChooser,
+        are_cut: bool,
+        colocates: bool,
     ) -> None:
         """Takes a model.
 
         Args:
           base: the strategy of the script as it is, which is data parallel.
           blocks: of the model.
+          kinds: of the device of each rank.
+          seconds: that the model takes on a kind of device.
           chooser: of its choices.
           are_cut: whether a plan may cut the rows of a run as it likes.
           colocates: `cluster.colocate_split_and_replicate`.
         """
-        self.base, self.blocks = base, blocks
+        self.base, self.blocks, self.kinds = base, blocks, tuple(kinds)
+        self._seconds = seconds
         self._chooser, self._are_cut, self._colocates = chooser, are_cut, colocates
         self._whole: Dict[Tuple[str, int], Dict[int, str]] = {}
         self._reasons: Dict[Tuple[str, int], PlanError] = {}
@@ -150,7 +164,7 @@ class BlockPlans:
         if key in self._reasons:
             raise self._reasons[key]
         if key not in self._whole:
-            ratios = {place: _ratios(way, group) for place in range(len(self.base.ops))}
+            ratios = {place: self._ratios(way, group) for place in range(len(self.base.ops))}
             try:
                 found = self._chooser.choose(ratios, group, _WEIGHT[way])
             except PlanError as error:
@@ -171,7 +185,7 @@ class BlockPlans:
         if set(plan.ways) == {Way.ROWS}:
             return base, {}
         ratios = {
-            place: _ratios(plan.ways[block], plan.group)
+            place: self._ratios(plan.ways[block], plan.group)
             for place, block in enumerate(self.blocks.of_op)
             if plan.ways[block] != Way.ROWS
         }
@@ -193,7 +207,7 @@ class BlockPlans:
         """
         runs = [
             (cut, len(list(members)))
-            for cut, members in itertools.groupby(None if way == Way.ROWS else _ratios(way, plan.group)
+            for cut, members in itertools.groupby(None if way == Way.ROWS else self._ratios(way, plan.group)
                                                   for way in plan.ways)
         ]  # fmt: skip
         if len(runs) <= 2 and runs[-1][0] is not None and (len(runs) == 1 or runs[0][0] is None):
@@ -215,11 +229,16 @@ class BlockPlans:
             of_block += [number] * count
         return scopes, of_block
 
+    def _ratios(self, way: str, group: int) -> Ratios:
+        """The shards of a way in relation to each other; () for equal ones."""
+        if way == Way.FIRST:
+            return (1,) + (0,) * (group - 1)
+        if way == Way.SMALL or len(set(self.kinds)) == 1:
+            return ()
+        slowest = [max(self._seconds(kind) for kind in set(self.kinds[place::group])) for place in range(group)]
+        return reduced([round(_FINE * max(slowest) / one) for one in slowest])
+
 
 def group_sizes(base: Strategy) -> Sequence[int]:
     """The numbers of devices that groups may have: those of a worker, and all of the job."""
     return sorted({base.devices, base.workers * base.devices} - {1})
-
-
-def _ratios(way: str, group: int) -> Ratios:
-    return (1,) + (0,) * (group - 1) if way == Way.FIRST else ()

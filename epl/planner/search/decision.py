@@ -16,6 +16,7 @@ from epl.parallel.plan.strategy import Strategy
 from epl.parallel.strategy import record
 from epl.parallel.strategy.record import ForwardPass
 from epl.planner.machine.machine import Device, Machine
+from epl.planner.prediction.layout import decided, lay_out
 from epl.planner.prediction.prediction import KnownParts, predict
 from epl.planner.search import capacity, comparison
 from epl.planner.search.block_estimate import BlockEstimate
@@ -294,12 +295,21 @@ def _leaves_blocks(strategy: Strategy) -> bool:
 def _block_plans(
     graph: Graph, found: ForwardPass, ys: Any, model: PlannedModel, machine: Machine, are_cut: bool
 ) -> BlockPlans:
-    costs = model.costs.at(max(1, model.rows // machine.num_devices), machine.slowest)
+    rows = max(1, model.rows // machine.num_devices)
+    costs = model.costs.at(rows, machine.slowest)
     seconds = [forward + backward for forward, backward in zip(costs.forward, costs.backward)]
     blocks = find_blocks(graph, found, seconds)
+    even = with_balance(model.strategy, "even") if is_open(model.strategy) else model.strategy
+    enough = machine.num_devices * int(decided(even)["pipeline.num_micro_batch"])
+    kinds = [machine.placed_devices()[device] for device in lay_out(even, machine, enough).stages[0]]
+
+    def seconds_on(kind: Device) -> float:
+        on_kind = model.costs.at(rows, kind)
+        return sum(on_kind.forward) + sum(on_kind.backward)
+
     chooser = SplitChooser(graph, found, ys, machine)
     colocates = Env.get().config.cluster.colocate_split_and_replicate
-    return BlockPlans(model.strategy, blocks, chooser, are_cut, colocates)
+    return BlockPlans(model.strategy, blocks, kinds, seconds_on, chooser, are_cut, colocates)
 
 
 def _as_it_is(stages_of: StagesOf, model: PlannedModel, machine: Machine) -> Tuple[PlannedModel, TrainingBatches]:

@@ -7,7 +7,8 @@ An op is ready when all that it waits for has ended. A pool runs ops in the orde
 what TensorFlow's executor does: a thread goes on with the cheap ops that it made ready, and at most one other; the rest
 waits in the queue of the pool for an idle thread. A rank of a collective comes when a thread would run it, or, if it
 names a pool, when it is ready. A collective that holds threads waits in the queues of all its pools until it is the
-next in each.
+next in each. Ops that run on the same cores at the same time divide them, so that the speed of each changes whenever
+another one begins or ends.
 
 A real run may differ, because times are estimates, and because a thread of TensorFlow prefers ops that it has put into
 the queue itself.
@@ -60,6 +61,44 @@ class _Pool:
         self.idle: List[_Thread] = [deque() for _ in range(threads)]
 
 
+class _Cores:
+    """Cores that devices share. All ops that run on them have got the same share since each began.
+
+    Attributes:
+      load: of the ops that run.
+      got: seconds of an op alone that each op got since the begin of the step, had it run so long.
+      running: (value of `got` at which it ends, op) of each op that runs, a heap.
+      version: of the event for the next end; those of older versions are void.
+    """
+
+    __slots__ = ("got", "load", "now", "running", "version")
+
+    def __init__(self) -> None:
+        self.load = self.got = self.now = 0.0
+        self.running: List[Tuple[float, int]] = []
+        self.version = 0
+
+    def begin(self, number: int, seconds: float, load: float, now: float) -> Tuple[float, int, int]:
+        """An op begins; the event of the next end."""
+        if self.running:
+            self.got += (now - self.now) / self.load
+        self.load += load
+        heapq.heappush(self.running, (self.got + seconds, number))
+        return self._next(now)
+
+    def end(self, load: float, now: float) -> Optional[Tuple[float, int, int]]:
+        """The op whose end was next ends; the event of the next one, if there is one."""
+        self.got, _ = heapq.heappop(self.running)
+        self.load -= load
+        return self._next(now) if self.running else None
+
+    def _next(self, now: float) -> Tuple[float, int, int]:
+        self.now = now
+        self.version += 1
+        got, number = self.running[0]
+        return now + (got - self.got) * self.load, number, self.version
+
+
 class _Run:
     """One run of a program."""
 
@@ -96,7 +135,9 @@ class _Run:
             for rank in ranks:
                 self._collective[rank] = collective
         self._threads: List[Optional[_Thread]] = [None] * len(ops)  # that run it
-        self._events: List[Tuple[float, int]] = []  # (end, op), a heap
+        # (end, op, version), a heap; version: of the cores that the op shares, 0 without.
+        self._events: List[Tuple[float, int, int]] = []
+        self._cores: Dict[int, _Cores] = {one.number: _Cores() for one in program.cores if one is not None}
         self._cause = -1
         self.starts = [0.0] * len(ops)
         self.ends = [_NEVER] * len(ops)
@@ -107,12 +148,26 @@ class _Run:
         self._start_roots()
         events, finish = self._events, self.memory.finish
         while events:
-            now, number = heapq.heappop(events)
+            now, number, version = heapq.heappop(events)
+            if version and not self._ends_on_cores(number, version, now):
+                continue
             self.ends[number] = now
             self._cause = number
             finish(number, now)
             self._hand_out(number, now)
             self._wake(now)
+
+    def _ends_on_cores(self, number: int, version: int, now: float) -> bool:
+        """Whether an op on shared cores ends; else its speed has changed since the event was made."""
+        shared = self._program.cores[self._program.ops[number].device]
+        assert shared is not None
+        cores = self._cores[shared.number]
+        if version != cores.version:
+            return False
+        event = cores.end(shared.load, now)
+        if event is not None:
+            heapq.heappush(self._events, event)
+        return True
 
     def _start_roots(self) -> None:
         threads = [pool.idle[:] for pool in self._pools]
@@ -193,7 +248,7 @@ class _Run:
                 self._come(number, now)
             else:
                 self._threads[number] = idle.pop()
-                self._start(number, now, now + self._program.ops[number].seconds)
+                self._start_alone(number, now)
 
     def _come(self, rank: int, now: float) -> None:
         """A rank comes to a collective. With the last one it begins, or waits for the pools of its ranks."""
@@ -226,11 +281,25 @@ class _Run:
         for rank in ranks:
             self._start(rank, now, end)
 
+    def _start_alone(self, number: int, now: float) -> None:
+        """Starts an op that is of no collective: on the cores of its device, or in a pool of another kind."""
+        program, op = self._program, self._program.ops[number]
+        shared = program.cores[op.device] if program.cores else None
+        if shared is None or self._queue_of[number] != program.pools[op.device]:
+            self._start(number, now, now + op.seconds)
+            return
+        self._begun(number, now)
+        event = self._cores[shared.number].begin(number, op.seconds, shared.load, now)
+        heapq.heappush(self._events, event)
+
     def _start(self, number: int, now: float, end: float) -> None:
+        self._begun(number, now)
+        heapq.heappush(self._events, (end, number, 0))
+
+    def _begun(self, number: int, now: float) -> None:
         self.starts[number] = now
         self.causes[number] = self._cause
         self.memory.start(number, now)
-        heapq.heappush(self._events, (end, number))
 
 
 def simulate(program: SimulatedProgram, temporary_role: str) -> SimulatedRun:

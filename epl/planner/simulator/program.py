@@ -8,9 +8,11 @@
   end; without such a pool it holds no thread. A collective that uses links one after the other (reduce-scatter in the
   node, all-reduce between nodes, all-gather) is several collectives. One that uses several links at the same time has
   ranks that name them; a rank without outputs may stand for one more link.
+- *Cores* are what several CPU devices compute with. Ops that devices with the same cores run at the same time divide
+  them equally, so that each takes longer.
 """
 
-from typing import List, NamedTuple, Tuple
+from typing import List, NamedTuple, Optional, Tuple
 
 
 class SimulatedOutput(NamedTuple):
@@ -58,6 +60,19 @@ class SimulatedOp(NamedTuple):
     pool: int = -1
 
 
+class SharedCores(NamedTuple):
+    """Cores with which a device computes, and others, too.
+
+    Attributes:
+      number: of the cores; equal for devices that share them.
+      load: an op of the device takes so much longer if no other device computes: the ops that run at the same time
+        for each op of the program, as a device of it may stand for several.
+    """
+
+    number: int
+    load: float
+
+
 class SimulatedProgram(NamedTuple):
     """A step.
 
@@ -67,6 +82,7 @@ class SimulatedProgram(NamedTuple):
       threads: the number of threads of each pool; pools that belong to no device, such as links, come after the others.
       fetched: ops whose outputs stay until the end.
       collectives: the ops of each collective, one for each rank of this process.
+      cores: per device, the cores that it shares; None: it has its own. () if all have.
     """
 
     ops: List[SimulatedOp]
@@ -74,3 +90,4 @@ class SimulatedProgram(NamedTuple):
     threads: Tuple[int, ...]
     fetched: Tuple[int, ...]
     collectives: Tuple[Tuple[int, ...], ...]
+    cores: Tuple[Optional[SharedCores], ...] = ()

@@ -31,6 +31,7 @@ def test_devices_of_a_process_have_another_link_than_processes():
     inside, between = made_up(5e-6, 10e9, 1, counts=(2,)), made_up(50e-6, 2e9, 1, counts=(2,))
     machine = calibrate.machine_of("here", 2, 2, measured(inside=inside, between=between), "2026-01-02")
     assert machine.num_devices == 4 and machine.nodes[0].levels[0].groups == ((0, 1), (2, 3))
+    assert machine.devices[0].shared_by == 2  # the devices of a process have its cores together
     costs = CollectiveCosts(machine)
     assert costs.cost("all-reduce", [0, 1], 10**6).parts[0].link == calibrate.INSIDE
     assert costs.cost("all-reduce", [0, 2], 10**6).parts[0].link == calibrate.BETWEEN

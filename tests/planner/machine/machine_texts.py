@@ -12,6 +12,7 @@ devices:
     memory: none
     launch_overhead: 5 us
     threads: 4
+    shared_by: all
     source: measured by hand
 links:
   fast: nvlink2

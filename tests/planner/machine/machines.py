@@ -32,7 +32,9 @@ def devices(draw, name):
         rates += [OpRate(kind, dtype, draw(speeds())) for dtype in ["float32"] + others]
     memory = draw(st.one_of(st.none(), st.integers(1, 2**50)))
     known = draw(sources(["flops", "bandwidth", "memory", "launch_overhead", "threads"]))
-    return Device(name, tuple(rates), draw(speeds()), memory, draw(_SECONDS), draw(st.integers(1, 99)), known)
+    threads, shared_by = draw(st.integers(1, 99)), draw(st.integers(0, 5))
+    kind = draw(st.sampled_from(["CPU", "GPU"]))
+    return Device(name, tuple(rates), draw(speeds()), memory, draw(_SECONDS), threads, known, kind, shared_by)
 
 
 @st.composite

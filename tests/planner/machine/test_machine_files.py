@@ -60,7 +60,7 @@ def test_a_device_has_rates_of_its_own_or_of_its_preset(read):
     assert own.flops("matmul", "float16") == pytest.approx(82.5e12)
     assert own.flops("matmul", "int32") == own.flops("matmul") == 100e9
     assert own.flops("convolution") is None and own.flops("softmax") is None
-    assert own.bandwidth == Speed(900e9, 0.9) and own.threads == 4 and own.memory is None
+    assert own.bandwidth == Speed(900e9, 0.9) and (own.threads, own.shared_by) == (4, 0) and own.memory is None
     assert own.sources == (("", "measured by hand"),)
 
 
@@ -153,6 +153,7 @@ def test_a_device_with_the_name_of_a_preset_has_only_what_the_file_says(read):
         (", fraction: 0.9}", "}", "devices.own.bandwidth lacks the key fraction; add it, such as fraction: 0.9."),
         ("{float32: 100 GFLOP/s, ", "{", "devices.own.flops.matmul lacks the key float32; add it, such as float32:"),
         ("threads: 4", "threads: 4.5", "devices.own.threads is '4.5'; expected a whole number from 1 to 999999999."),
+        ("shared_by: all\n", "shared_by: 0\n", "devices.own.shared_by is '0'; expected a whole number from 1"),
         ("count: 3", "count: 0", "nodes[1].count is '0'; expected a whole number from 1 to 999999999."),
         ("count: 3", "count: 30000", "nodes[1] has 120000 devices or more; expected at most 65536 in all nodes."),
         ("8*big", "99999999*big", "nodes[0].devices has 99999999 devices or more; expected at most 65536 in all"),
@@ -179,7 +180,7 @@ def test_a_device_with_the_name_of_a_preset_has_only_what_the_file_says(read):
         ("name: mixed", "version: 2", "version is '2'; expected 1: this EPL reads no other form of machine files."),
         ("name: mixed", "format: epl-plan", "format is 'epl-plan'; expected epl-machine: this EPL reads no other form"),
         ("  small:", "  big:", "m.yaml is no YAML: line 4, column 3: the key 'big' stands twice in one mapping."),
-        ("nodes:\n", "nodes: [\n", "m.yaml is no YAML: line 18, column 3: expected the node content"),
+        ("nodes:\n", "nodes: [\n", "m.yaml is no YAML: line 19, column 3: expected the node content"),
     ],
 )  # fmt: skip
 def test_a_wrong_word_is_refused_by_place(read, old, new, words):
@@ -336,7 +337,8 @@ def test_a_machine_is_described_for_people(read):
         "  nodes 1 to 3, each: 2 x small + 2 x own, fast between [0 2] [1 3], slow, network net",
         "  nodes 4 to 5, each: 8 x v100-32, nvlink2, network net",
     ]
-    assert "  own: no memory limit, 810 GB/s (0.9 of 900 GB/s), 5 us per op, 4 ops at a time" in lines
+    own = "  own: no memory limit, 810 GB/s (0.9 of 900 GB/s), 5 us per op, 4 ops at a time"
+    assert f"{own}, cores shared by all devices of a node" in lines
     assert "    matmul: float32 100 GFLOP/s, float16 82.5 TFLOP/s (0.66 of 125 TFLOP/s)" in lines
     assert "  net: 6.25 GB/s, 15 us latency, shared by all devices" in lines
     assert "  slow: 11.97 GB/s (0.76 of 15.75 GB/s), 5.7 us latency, one for 4 devices" in lines

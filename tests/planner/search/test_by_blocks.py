@@ -24,6 +24,16 @@ SLOW_LINK = {
     "links": {"l": {"latency": "5 us", "bandwidth": "1 GB/s", "shared_by": 1}},
     "nodes": [{"devices": "2*gpu", "links": ["l"]}],
 }
+# A fast device and one of less than a third of its speed, on a fast link.
+_SLOW = {"flops": {"contraction": {"float32": "4 TFLOP/s"}}, "bandwidth": "240 GB/s"}
+UNEQUAL = {
+    "devices": {
+        "gpu": {"preset": "v100-16", "launch_overhead": 0},
+        "slow": {"preset": "v100-16", "launch_overhead": 0, **_SLOW},
+    },
+    "links": {"l": {"latency": "1 us", "bandwidth": "30 GB/s", "shared_by": 1}},
+    "nodes": [{"devices": ["slow", "gpu"], "links": ["l"]}],
+}
 SEARCH = {"auto__planner": "search", "auto__steps": 0, "auto__rows": 32}
 
 
@@ -155,6 +165,17 @@ R, S, M, F = Way.ROWS, Way.SPLIT, Way.SMALL, Way.FIRST
     ],
 )
 def test_every_kind_of_plan_trains_as_one_device(init, machine, monkeypatch, ways, plan):  # noqa: F811
+    trains_as_one_device(init, machine, monkeypatch, ways, plan)
+
+
+def test_uneven_shards_train_as_one_device(init, tmp_path, monkeypatch):  # noqa: F811
+    path = tmp_path / "unequal.json"
+    path.write_text(json.dumps(UNEQUAL))
+    trains_as_one_device(init, str(path), monkeypatch, (S, R, S), {})
+    assert [len(block.ratios) for block in result().chosen.candidate.strategy.blocks] == [2, 0, 2]
+
+
+def trains_as_one_device(init, machine, monkeypatch, ways, plan):  # noqa: F811
     feed = np.random.RandomState(0).rand(8, 16, 16, 3).astype(np.float32)
     losses = []
     for devices in (1, 2):
@@ -211,3 +232,17 @@ def test_many_blocks_are_joined_by_their_time():
     blocks = joined(range(100), ops, [1.0] * 50 + [3.0] * 50, 8)
     assert len(blocks) == 8 and list(blocks.of_op) == sorted(blocks.of_op)
     assert blocks.of_op.count(0) > 2 * blocks.of_op.count(7)
+
+
+def test_shards_are_as_large_as_devices_are_fast(init, tmp_path):  # noqa: F811
+    path = tmp_path / "unequal.json"
+    path.write_text(json.dumps(UNEQUAL))
+    init(2, annotate=False, auto__machine=str(path), **{**SEARCH, "auto__rows": 8})
+    minimize(width=8192)
+    compared = {one.candidate.name: one for one in result().compared}
+    fast, small = [compared[f"uniform split: all blocks by {way}, groups of 2"] for way in (Way.SPLIT, Way.SMALL)]
+    (block,) = fast.candidate.strategy.blocks
+    assert small.candidate.strategy.blocks[0].ratios == ()
+    assert block.ratios[0] == pytest.approx(3 * block.ratios[1], rel=0.2)  # the fast device is put first
+    assert fast.outcome.seconds < 0.75 * small.outcome.seconds
+    assert result().chosen.candidate.strategy.blocks[-1].ratios == block.ratios

@@ -63,7 +63,7 @@ def test_rows_stay_even_where_a_split_gives_a_rank_more_to_do_and_others_gain_no
 
 
 def test_a_search_tries_rows_by_speed_where_devices_differ(init, tmp_path):  # noqa: F811
-    config = {"auto__machine": _machine(tmp_path, {}), "auto__rows": ROWS}
+    config = {"auto__machine": _machine(tmp_path, {}), "auto__rows": 16 * ROWS}  # a split sends them all
     init(2, annotate=False, auto__planner="search", auto__steps=0, **config)
     _minimize()
     found = Graph.get().state_of(SearchResult)

@@ -3,7 +3,7 @@
 import pytest
 
 from epl.planner.simulator.engine import simulate
-from epl.planner.simulator.program import SimulatedOp, SimulatedOutput, SimulatedProgram
+from epl.planner.simulator.program import SharedCores, SimulatedOp, SimulatedOutput, SimulatedProgram
 from tests.planner.simulator.programs import NONE, program_of, timed
 
 
@@ -241,3 +241,25 @@ def test_a_rank_that_names_no_pool_comes_when_a_thread_of_its_device_is_free():
     ops = [timed(3)] + ranks(-1, 2)
     found = run(*ops, devices=2, threads=(1, 1, 1), collectives=[(1, 2)])
     assert found.starts == [0, 3, 3]
+
+
+@pytest.mark.parametrize(
+    "loads, ends",
+    [
+        ((), (2.0, 3.0, 4.0)),
+        ((1.0, 1.0), (4.0, 5.0, 6.0)),  # op 1 alone for the last second of 5, then op 2
+        ((1.0, 2.0), (6.0, 8.0, 9.0)),  # device 1 stands for two devices
+    ],
+)
+def test_ops_on_the_same_cores_divide_them(loads, ends):
+    cores = tuple(SharedCores(7, load) for load in loads)
+    ops = (timed(2), timed(3, device=1), timed(1, 1))
+    run = simulate(program_of(*ops, devices=2, threads=(1, 1))._replace(cores=cores), "t")
+    assert tuple(run.ends) == pytest.approx(ends)
+
+
+def test_a_link_uses_no_cores():
+    cores = (SharedCores(0, 1.0), SharedCores(0, 1.0))
+    ops = (timed(2), timed(2, device=1, pool=2))
+    run = simulate(program_of(*ops, devices=2, threads=(1, 1, 1))._replace(cores=cores), "t")
+    assert run.ends == [2.0, 2.0]

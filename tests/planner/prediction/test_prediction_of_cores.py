@@ -1,0 +1,53 @@
+"""Devices that share cores: together they are as fast as one, and workers have equal parts."""
+
+import pytest
+
+from epl.planner.prediction.prediction import predict
+from tests.planner.prediction.hand_made import INSTANT, HandCosts, Layer, device, machine, stages, strategy
+
+LAYERS = [Layer(weight=8, output=1.0)] * 2
+
+
+def step(shared_by, workers, devices, nodes=(4,), **settings):
+    """4 rows of 2 layers, whose work is 24 s on one device."""
+    costs = HandCosts(LAYERS)
+    kind = device()._replace(shared_by=shared_by)
+    where = machine([["a"] * count for count in nodes], [kind], bandwidth=INSTANT, network=(0.0, INSTANT))
+    return predict(strategy(costs, workers=workers, devices=devices, **settings), costs, where, 4)
+
+
+@pytest.mark.parametrize(
+    "shared_by, workers, devices, nodes, seconds",
+    [
+        (1, 1, 1, [4], 24.0),
+        (1, 1, 4, [4], 6.0),
+        (0, 1, 1, [4], 24.0),
+        (0, 1, 2, [4], 24.0),
+        (0, 1, 4, [4], 24.0),
+        (0, 2, 1, [4], 24.0),
+        (0, 2, 2, [4], 24.0),
+        (0, 2, 2, [2, 2], 12.0),  # a computer for each worker
+        (2, 1, 4, [4], 12.0),
+        (2, 4, 1, [4], 12.0),
+    ],
+)
+def test_devices_on_the_same_cores_are_as_fast_as_one(shared_by, workers, devices, nodes, seconds):
+    found = step(shared_by, workers, devices, nodes)
+    assert found.seconds == pytest.approx(seconds) and found.bound.compute == pytest.approx(seconds)
+    assert found.bound.peak == 0.0  # the kind has no rate of matmuls
+
+
+def test_a_stage_that_waits_leaves_its_cores_to_the_others_of_its_worker():
+    settings = {**stages(HandCosts(LAYERS), 1), "pipeline__num_micro_batch": 2}
+    with_own = step(1, 1, 2, **settings).seconds
+    assert with_own == pytest.approx(18.0)  # a bubble of a third
+    assert step(0, 1, 2, **settings).seconds == pytest.approx(24.0)  # all of the time all cores compute
+    assert step(0, 2, 1, **settings).seconds == pytest.approx(2 * with_own)  # each worker keeps its half
+
+
+def test_the_assumption_is_told():
+    def told(shared_by, workers, devices):
+        return " ".join(step(shared_by, workers, devices).assumptions)
+
+    assert "share cores" in told(0, 1, 2) and "share cores" not in told(1, 1, 2) + told(0, 1, 1) + told(0, 2, 1)
+    assert "equal parts of its cores" in told(0, 2, 1) and "equal parts of its cores" not in told(0, 1, 2)
