@@ -256,7 +256,7 @@ def test_each_replica_keeps_the_batch_that_it_has_read_into_a_variable(init, key
     with tf.Session() as sess:
         sess.run([tf.global_variables_initializer(), tf.local_variables_initializer()])
         sess.run(read)  # takes no value of a variable, and comes before the first step
-        assert sorted([float(value(sess, "batch")), float(value(sess, "EPL_REPLICA_1/batch"))]) == [1, 2]
+        assert sorted([list(value(sess, name)) for name in ("batch", "EPL_REPLICA_1/batch")]) == [[1], [2]]
         sess.run(train_op)
         assert sess.run(w) == -1.5
 

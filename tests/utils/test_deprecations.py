@@ -14,6 +14,9 @@ ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)
 SCRIPT = """
 import numpy as np
 import tensorflow as tf
+if not tf.__version__.startswith("1."):
+    from tensorflow.compat import v1 as tf
+    tf.disable_v2_behavior()
 from tensorflow.python.util import module_wrapper
 module_wrapper._PER_MODULE_WARNING_LIMIT = 1000
 import epl

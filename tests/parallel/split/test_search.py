@@ -107,6 +107,9 @@ def test_the_vocabulary_is_split_and_tied(wire):
     assert max(size or 0 for size in sizes) <= 256  # neither the table nor the logits move
 
 
+@pytest.mark.tensorflow(
+    "1", reason="einsum of TensorFlow 2 is one op; its sum over experts is scattered, which moves as many bytes"
+)
 def test_experts_take_two_all_to_alls_forward_and_two_backward(wire):
     split = Split(lambda: mixture(experts=8, width=512, hidden=2048, inner=True), 4, 0, wire, costs={})
     assert split.placements["expert_in"] == split.placements["expert_out"] == shard(0, (2,) * 4)

@@ -10,6 +10,7 @@ import epl
 from epl.ir.graph import Graph
 from epl.parallel.plan.replica_groups import ReplicaGroups
 from tests.parallel.in_process import marks
+from tests.tensorflows import reading_when_asked
 
 RANDOM = np.random.RandomState(0)
 X = RANDOM.randn(8, 6).astype("f")
@@ -157,7 +158,8 @@ class Read:
                 self.drawn.append(name)
                 yield (number + 1) * np.concatenate([X, Y], 1)
 
-        return tf.data.Dataset.from_generator(read, tf.float32, [None, 7]).make_one_shot_iterator().get_next()
+        dataset = tf.data.Dataset.from_generator(read, tf.float32, [None, 7])
+        return reading_when_asked(dataset).make_one_shot_iterator().get_next()
 
     def results(self):
         """Scores and weights of runs by turns, and what each has read."""
