@@ -12,7 +12,7 @@ over rows, compares rows with each other, or takes their maximum. What a rule do
 and mixes nothing: shapes that the graph does not say, loops, functions, ops without a rule that keep the rows.
 """
 
-from typing import AbstractSet, Dict, List, NamedTuple, Optional, Sequence, Set, Tuple
+from typing import AbstractSet, Callable, Dict, List, NamedTuple, Optional, Sequence, Set, Tuple
 
 import numpy as np
 import tensorflow.compat.v1 as tf
@@ -45,6 +45,7 @@ _MOVES = frozenset(one for one, found in RULES.items() if found.__module__ in (r
 _LOOKUPS = frozenset(one for one, found in RULES.items() if found.__module__ == lookup.__name__) - {"OneHot"}
 # Functions of a multiple -> the power of the factor that they are multiplied by.
 _POWERS = {"L2Loss": 2, "Rsqrt": -0.5, "Sign": 0, "Sqrt": 0.5, "Square": 2}
+_ARITHMETIC: Dict[str, Callable[..., np.ndarray]] = {"Add": np.add, "AddV2": np.add, "FloorMod": np.mod}  # of integers
 _BATCH_NORMS = frozenset(["FusedBatchNorm", "FusedBatchNormV2", "FusedBatchNormV3"])
 _BROADCASTS = "BroadcastGradientArgs"  # the dimensions that the gradients of two broadcast shapes are summed over
 # Ops that pick numbers of a vector, or multiply them: the input that is the vector.
@@ -418,6 +419,9 @@ class RowFlow:
         of_node = self._view.nodes[output[0]]
         if of_node.op == "Const":
             return tf.make_ndarray(of_node.attr["value"].tensor)
+        if of_node.op in _ARITHMETIC:  # (axes + rank) % rank, of the gradient of a mean
+            values = [self._constant(one) for one in data_inputs(self._view, output[0])]
+            return None if any(one is None for one in values) else _ARITHMETIC[of_node.op](*values)
         return None if base == tf.string else tf.get_static_value(self._operation(output[0]).outputs[output[1]])
 
     def _summed_dims(self, output: Output) -> Optional[np.ndarray]:
