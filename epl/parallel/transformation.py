@@ -31,6 +31,7 @@ from epl.parallel.plan.stages import batches_of_step, plan_batch_parts, plan_sta
 from epl.parallel.plan.unequal_scopes import tell_of_first_devices
 from epl.parallel.replication import (
     aggregate_gradients,
+    average_writes,
     batch_division,
     batch_sizes,
     batch_weights,
@@ -69,6 +70,7 @@ _CORE_PASSES = (
     clone_micro_batches.PASS,
     divide_batches.PASS,
     aggregate_gradients.PASS,
+    average_writes.PASS,
     order_step_writes.PASS,
     merge_outputs.GLOBAL_PASS,
     batch_weights.PASS,
@@ -221,7 +223,7 @@ def transform(tf_graph: Optional[tf.Graph] = None) -> Optional[TransformReport]:
             env.end_unused()
             if rewrite.spans_processes:
                 _open_communicators(rewrite)
-            if rewrite.world_size > 1:
+            if replica_rows.parts_of(plan) > 1:
                 find_replica_rows(rewrite, GraphView(rewrite.tf_graph), env.config.replicate.state)
             with changing(graph, rewrite):
                 passes = run_passes(passes_of(features.FEATURES), rewrite)
@@ -241,7 +243,7 @@ def transform(tf_graph: Optional[tf.Graph] = None) -> Optional[TransformReport]:
 
 
 def find_replica_rows(rewrite: RewriteContext, view: GraphView, state: str) -> None:
-    """Notes what depends on the rows that a replica has. The training does not need it, so no error ends it.
+    """Notes what depends on the rows of a replica or a micro batch. The training does not need it: no error ends it.
 
     With `state` "all" writes are to take values of all rows, as `replicate.state` says.
 
@@ -255,6 +257,7 @@ def find_replica_rows(rewrite: RewriteContext, view: GraphView, state: str) -> N
         )
         rewrite.graph.keep(MetricVariables, metrics)
         rewrite.graph.keep(ReplicaRows, found)
+        rewrite.plan = rewrite.plan._replace(outputs=rewrite.plan.outputs + found.outputs)
     except Exception as error:
         logger.warning(
             "EPL cannot tell whether the step is that of one device on all rows (%r): see 'What equals one device' in "

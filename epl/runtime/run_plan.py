@@ -44,6 +44,8 @@ from epl.parallel.replication.replica_rows import (
     fetched,
     fetched_late,
     from_batches,
+    is_one_replica,
+    parts_of,
 )
 from epl.parallel.replication.whole_scalars import is_number
 from epl.parallel.rewriting.context import RewriteContext, Sibling
@@ -438,13 +440,15 @@ class RunPlanner:
         if not differentiates:
             return in_run
         own = fetched(found, fetches, self._rewrite.plan.workers)
-        late = self._late_scalars(fetches)
-        return in_run + tuple(own + [fetched_late(tensor, self._rewrite.local_replicas) for tensor in late])
+        parts = self._rewrite.local_replicas * self._rewrite.plan.num_micro_batch
+        shown = {} if self._fetches is None else self._fetches.shown()
+        late = self._late_scalars([one for one in fetches if not (one in shown and is_one_replica(self._rewrite.plan))])
+        return in_run + tuple(own + [fetched_late(found, one, parts, shown.get(one)) for one in late])
 
     def _late_scalars(self, fetches: Sequence[tf.Tensor]) -> List[tf.Tensor]:
-        """The numbers that were built after the rewriting from the batch of one of several replicas."""
+        """The numbers that were built after the rewriting from the batch of a replica or a micro batch."""
         late = [one for one in fetches if one.op.name not in self._view.index and is_number(one)]
-        if not late or self._rewrite.world_size == 1:
+        if not late or parts_of(self._rewrite.plan) == 1:
             return []
         of_batch = from_batches(self._rewrite.tf_graph, self._view)
         return [tensor for tensor in late if self._is_built_from(tensor, of_batch)]

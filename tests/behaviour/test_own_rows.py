@@ -183,6 +183,19 @@ def norm_of_a_gradient(small: Small) -> tf.Operation:
     return _train(small.loss + tf.reduce_sum(tf.square(slopes)))  # told
 
 
+def slopes_of_a_mean(small: Small) -> tf.Operation:
+    """WGAN-GP with the slopes of the mean: those of each row, divided by the number of rows of the replica."""
+    (slopes,) = tf.gradients(tf.reduce_mean(small.logits[:, 0]), [small.x])
+    lengths = tf.sqrt(1e-6 + tf.reduce_sum(tf.square(slopes), 1))
+    return _train(small.loss + tf.reduce_mean(tf.square(lengths - 1)))  # told
+
+
+def squared_slopes_of_a_mean(small: Small) -> tf.Operation:
+    """R1 with the slopes of a mean."""
+    (slopes,) = tf.gradients(tf.reduce_mean(tf.square(small.logits)), [small.hidden])
+    return _train(small.loss + 10.0 * tf.nn.l2_loss(slopes))  # told
+
+
 # ---- Scripts that are exact.
 
 
@@ -201,9 +214,17 @@ def mean_of_losses(small: Small) -> tf.Operation:
 
 def gradient_penalty(small: Small) -> tf.Operation:
     """WGAN-GP and R1: the slopes of each row."""
-    (slopes,) = tf.gradients(tf.reduce_sum(small.logits), [small.x])
+    (slopes,) = tf.gradients(tf.reduce_sum(small.logits[:, 0]), [small.x])
     lengths = tf.sqrt(1e-6 + tf.reduce_sum(tf.square(slopes), 1))
     return _train(small.loss + tf.reduce_mean(tf.square(lengths - 1)))
+
+
+def directions(small: Small) -> tf.Operation:
+    """FGSM and VAT: the direction of the slopes of a mean has none of their length."""
+    (slopes,) = tf.gradients(tf.reduce_mean(tf.square(small.logits)), [small.hidden])
+    near = small.hidden + 0.1 * tf.stop_gradient(tf.sign(slopes) + tf.nn.l2_normalize(slopes, 1, epsilon=1e-30))
+    rows = tf.cast(tf.shape(small.x)[0], tf.float32)
+    return _train(small.loss + tf.reduce_mean(tf.square(near)) + tf.reduce_mean(tf.square(slopes * rows)))
 
 
 def divided_by_rows(small: Small) -> tf.Operation:
@@ -248,9 +269,11 @@ TOLD: List[Model] = [
     *WRITES, masked_mean, all_pairs, batch_norm, fused_batch_norm, batch_moments,
     hardest_rows, sorted_rows, picked_rows, different_classes, class_means, root_of_a_mean,
     triplet, nt_xent, barlow_twins, focal, prototypes, path_length_to_own_mean, norm_of_a_gradient,
+    slopes_of_a_mean, squared_slopes_of_a_mean,
 ]  # fmt: skip
 EXACT: List[Model] = [
-    of_weights, mean_of_losses, gradient_penalty, divided_by_rows, own_words, recurrent, bags_of_words, dilated,
+    of_weights, mean_of_losses, gradient_penalty, directions, divided_by_rows, own_words, recurrent, bags_of_words,
+    dilated,
 ]  # fmt: skip
 
 

@@ -165,6 +165,15 @@ def compare(
     assert not problems, "\n".join(problems)
 
 
+def with_mean_statistics(by_hand: Answer, replicas: int) -> Answer:
+    """Returns the answer with the mean of the towers' own variables, such as moving averages, in place of each."""
+    variables = dict(by_hand.results["variables"][0])
+    for name in [name for name in variables if context.clone_name(name, 1) in variables]:
+        towers = [context.clone_name(name, replica) for replica in range(replicas)]
+        variables.update(dict.fromkeys(towers, np.mean([variables[tower] for tower in towers], axis=0)))
+    return by_hand._replace(results={**by_hand.results, "variables": [variables]})
+
+
 def replica_differences(answers: List[Answer], ignore: Sequence[str] = ()) -> List[str]:
     """Returns a line for each variable that is not equal, bit for bit, on all replicas of all processes."""
     problems = []

@@ -6,7 +6,7 @@ from typing import Any, Dict, Tuple
 import numpy as np
 import pytest
 
-from tests.parity.oracle import Oracle, check_told, compare_with_noise, every_topology
+from tests.parity.oracle import Oracle, check_told, compare_with_noise, every_topology, replica_differences
 from tests.parity.scripts import batch_norms
 from tests.tensorflows import ONLY_1
 
@@ -80,3 +80,39 @@ def test_fused_layers_on_replicas_of_unequal_rows(oracle: Oracle) -> None:
 def test_what_is_not_proved_is_refused(oracle: Oracle, config: Dict[str, Any], word: str) -> None:
     (answer,) = oracle.failing_plan((1, 2), batch_norms.train, norm="layers", **SYNC, **config)
     assert f"not available yet: batch_norm.sync with {word}" in (answer.error or "")
+
+
+@pytest.mark.parametrize(
+    "norm,topology,shares,config",
+    [
+        ("layers", (1, 2), (8, 8), {}),
+        ("fused", (2, 1), (8, 5), {"zero__level": "v1"}),
+        ("fused_chosen", (2, 2), (5, 3, 4, 4), {}),
+        ("fused_keras", (1, 2), (8, 5), {}),
+        pytest.param("fused_contrib", (1, 2), (8, 5), {}, marks=ONLY_1),
+    ],
+)
+def test_moving_averages_are_the_mean_of_the_replicas(
+    oracle: Oracle, norm: str, topology: Tuple[int, int], shares: Tuple[int, ...], config: Dict[str, Any]
+) -> None:
+    plain = [oracle.plain(batch_norms.statistics, norm=norm, shares=shares, part=part) for part in range(len(shares))]
+    parts = [answer.results["variables"][0] for answer in plain]
+    answers = oracle.plan(topology, batch_norms.statistics, norm=norm, shares=shares, **config)
+    seen = answers[0].results["variables"][0]
+    for name in seen:
+        expected = np.average([part[name] for part in parts], axis=0, weights=shares)
+        np.testing.assert_allclose(seen[name], expected, rtol=2e-5, atol=1e-6, err_msg=name)
+    assert any(not np.allclose(parts[0][name], parts[1][name], rtol=1e-3) for name in seen)
+    assert not replica_differences(answers)
+    assert "writes `" not in answers[0].log
+    assert len(answers[0].results["collectives"][0]) == 1
+
+
+@pytest.mark.parametrize("norm,config", [("layers", {"replicate__state": "each"}), ("chosen", {})])
+def test_moving_averages_of_each_replica_are_told(oracle: Oracle, norm: str, config: Dict[str, Any]) -> None:
+    """As the script asks for them; or as they are written in a branch."""
+    (answer,) = oracle.plan((1, 2), batch_norms.statistics, norm=norm, shares=(8, 8), **config)
+    assert answer.results["collectives"] == [[]]
+    differing = [line.split(" ")[0] for line in replica_differences([answer])]
+    assert "block1_norm_a/moving_mean" in differing
+    assert "writes `block1_norm_shortcut/moving_mean`, `block1_norm_shortcut/moving_variance`" in answer.log

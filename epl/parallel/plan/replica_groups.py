@@ -63,6 +63,10 @@ class ReplicaGroups:
         """Whether the ranks of a group compute the value of an output together, given the name of the merged tensor."""
         raise NotImplementedError
 
+    def values_of_groups(self) -> Set[str]:
+        """Names of the tensors without rows that the ranks of a group compute together in place of the user's."""
+        raise NotImplementedError
+
     def output(self, tensor: tf.Tensor) -> tf.Tensor:
         """The tensor that is merged in place of a tensor of an output collection."""
         raise NotImplementedError

@@ -1,4 +1,4 @@
-"""Values of a training step that depend on which rows a replica has, so that the step is not that of one device.
+"""Values of a step that depend on which rows a replica or a micro batch has: the step is not that of one device.
 
     writes        a variable is written from the rows of each replica, so that the copies differ
     mixing ops    the loss takes them, and they compute with several rows together, or with sums over rows
@@ -8,9 +8,26 @@
 The flow of rows (epl/parallel/sharding/row_flow.py) finds writes and mixing ops in the graph of the user. A mean over
 rows is exact, as gradients are averaged. A run tells its own writes, mixing ops and scalars in one sentence;
 `epl.explain()` lists those of a step.
+
+In a pipeline a micro batch is to its replica what a replica is to the job. There a scalar that is a mean or a sum over
+rows becomes an output that is merged like the loss; any other is that of the first micro batch.
 """
 
-from typing import AbstractSet, Container, Dict, FrozenSet, List, NamedTuple, Optional, Sequence, Set, Tuple
+from types import MappingProxyType
+from typing import (
+    AbstractSet,
+    Container,
+    Dict,
+    FrozenSet,
+    Iterable,
+    List,
+    Mapping,
+    NamedTuple,
+    Optional,
+    Sequence,
+    Set,
+    Tuple,
+)
 
 import tensorflow.compat.v1 as tf
 
@@ -22,16 +39,19 @@ from epl.ir.graph import Graph
 from epl.ir.inserted_ops import THE_USER
 from epl.ir.taskgraph import PHASE_ATTR
 from epl.ir.view import GraphView
-from epl.parallel.plan.plan import Plan, section, world_size
+from epl.parallel.plan.plan import Output as MergedOutput
+from epl.parallel.plan.plan import Plan, section, split_groups, world_size
 from epl.parallel.plan.replica_groups import is_one_part, replica_groups
 from epl.parallel.plan.sections import BatchNormSection, WholeBatchSection
+from epl.parallel.plan.stages import stage_of_op
 from epl.parallel.replication import whole_scalars
 from epl.parallel.replication.metric_variables import MetricVariables
 from epl.parallel.replication.whole_scalars import WholeScalars, scalars_of
-from epl.parallel.replication.whole_writes import WholeWrites, choose
+from epl.parallel.replication.whole_writes import AveragedWrite, WholeWrites, choose, choose_averaged
 from epl.parallel.rewriting.training_writes import find_training_writes
-from epl.parallel.sharding.row_flow import SAME, UNKNOWN, Flow, Output, RowFlow, rows
+from epl.parallel.sharding.row_flow import PARTIAL_SUM, SAME, UNKNOWN, Flow, Output, RowFlow, rows
 from epl.parallel.sharding.row_lowering import RowLowering
+from epl.utils import tf_compat
 from epl.utils.source_line import user_place
 
 WRITES, MIXES, FETCHES, SHOWS = "writes", "mixes", "fetches", "shows"
@@ -66,20 +86,40 @@ class ReplicaRows(NamedTuple):
     Attributes:
       findings: the worst first: writes, ops that mix rows before the loss, shown values.
       whole: the writes that are to take values of all rows; they are no findings.
-      lowered: names of the writes that take them already.
+      averaged: the writes that are to take the mean of the replicas' values, by collective; they are no findings.
+      lowered: names of the writes that take values of all replicas already.
       scalars: the scalars that are to be shown of the rows of all replicas of a process.
       merged: names of the ops of those that are shown so already.
       of_rows: their names; also where a process has one replica.
       own: names of the scalars that are those of the rows of replica 0.
+      same: names of the scalars that are equal on all replicas.
+      outputs: the scalars that are to be merged over the micro batches and the replicas of a process.
+      shown: whose rows those in `own` are of, in words.
+      users: name of a tensor in place of one of the user -> the name of the user's.
     """
 
     findings: Tuple[RowFinding, ...] = ()
     whole: Optional[WholeWrites] = None
+    averaged: Tuple[Tuple[AveragedWrite, ...], ...] = ()
     lowered: FrozenSet[str] = frozenset()
     scalars: Optional[WholeScalars] = None
     merged: FrozenSet[str] = frozenset()
     of_rows: FrozenSet[str] = frozenset()
     own: FrozenSet[str] = frozenset()
+    same: FrozenSet[str] = frozenset()
+    outputs: Tuple[MergedOutput, ...] = ()
+    shown: str = "replica 0"
+    users: Mapping[str, str] = MappingProxyType({})
+
+
+def parts_of(plan: Plan) -> int:
+    """In how many parts a step computes with the rows of the job: one for each micro batch of each replica."""
+    return world_size(plan) * plan.num_micro_batch
+
+
+def is_one_replica(plan: Plan) -> bool:
+    """Whether all ranks are one replica, split over them, in one micro batch."""
+    return plan.num_micro_batch == 1 and len(split_groups(plan)) == 1
 
 
 def find(
@@ -91,7 +131,7 @@ def find(
     metrics: MetricVariables,
     state: str = "each",
 ) -> ReplicaRows:
-    """Finds what depends on the rows that a replica has; nothing in a plan with one replica.
+    """Finds what depends on the rows that a replica or a micro batch has; nothing in a plan that has one.
 
     Args:
       graph: the annotated model, before the passes.
@@ -102,19 +142,26 @@ def find(
       metrics: the metric variables, to which all replicas of a process add.
       state: "all" if writes are to take values of all rows, where they can; "each".
     """
-    if world_size(plan) == 1:
+    if parts_of(plan) == 1:
         return ReplicaRows()
     calls = [call for call in graph.gradient_calls if call.boundaries]
     gradients = boundary_nodes(view, calls)
-    written = _written_values(graph.tf_graph, view, global_variables, gradients)
+    one_part = is_one_part(graph, plan)
+    own_metrics: Set[str] = set()
+    if not one_part:
+        own_metrics = {variable.op.name for variable in tf_compat.metric_variables(graph.tf_graph)} - global_variables
+    written = _written_values(graph.tf_graph, view, global_variables | own_metrics, gradients)
     objective = {view.index[y.op.name] for call in calls for y in call.ys}
     statistics = _statistics_of_all(plan, view)
     # A loss may take gradients of another: those of each replica, if no optimizer gets them.
     before_loss = _needed(view, objective, identity_nodes(view, aggregated), set(), statistics)
     written_values = {node for _, values in written.values() for node, _ in values}
     nodes = _needed(view, written_values, gradients, before_loss, statistics)
+    opaque, of_ranks = _lowered(graph, view), _values_of_all_ranks(graph, plan, view)
     sources = {**sources_of(graph, view, nodes), **statistics}
-    flow = RowFlow(graph.tf_graph, view, nodes, sources, _lowered(graph, view))
+    of_replicas = RowFlow(graph.tf_graph, view, nodes, {**sources, **of_ranks}, opaque)
+    is_whole = plan.num_micro_batch == 1 or not of_ranks
+    flow = of_replicas if is_whole else RowFlow(graph.tf_graph, view, nodes, sources, opaque)
     earlier = graph.state_of(ReplicaRows)
     lowered: FrozenSet[str] = frozenset() if earlier is None else earlier.lowered
     writing = [
@@ -122,45 +169,47 @@ def find(
         for node, (variable, values) in sorted(written.items())
         if view.nodes[node].name not in lowered and any(not flow.of(value).is_same for value in values)
     ]
+    in_order = {node for node, _ in writing} if world_size(plan) == 1 else set()
+    if own_metrics:  # micro batches add to a metric in their order; replicas have one each
+        right = {
+            node
+            for node, variable in writing
+            if variable in own_metrics
+            and (world_size(plan) == plan.workers or all(of_replicas.of(value).is_same for value in written[node][1]))
+        }
+        in_order |= right
+        writing = [(node, variable) for node, variable in writing if node not in right]
     whole = None
+    averaged: Tuple[Tuple[AveragedWrite, ...], ...] = ()
+    made_alike: Set[int] = set()
     trained = frozenset(one.op.name for one in graph.tf_graph.get_collection(tf.GraphKeys.TRAINABLE_VARIABLES))
-    if writing and state == "all" and is_one_part(graph, plan):
+    if writing and state == "all" and one_part:
         candidates = [node for node, _ in writing]
         whole = choose(graph.tf_graph, view, flow, nodes, sources, candidates, before_loss, trained)
-        chosen = {write.node for write in whole.writes}
-        writing = [(node, variable) for node, variable in writing if node not in chosen]
+        made_alike = {write.node for write in whole.writes}
+        left = [node for node in candidates if node not in made_alike]
+        if left and flow.mixing:
+            own_means = RowFlow(graph.tf_graph, view, nodes, sources, own_means=before_loss)
+            averaged = choose_averaged(graph.tf_graph, view, own_means, left)
+            made_alike.update(view.index[write.op] for group in averaged for write in group)
+        writing = [(node, variable) for node, variable in writing if node not in made_alike]
     writing += [
         (node, view.nodes[view.variable_inputs(node)[0]].name)
         for node in sorted(map(view.index.__getitem__, metrics.others))
     ]
     mixing = [(node, what) for node, what in sorted(flow.mixing.items()) if node in before_loss]
-    found = ReplicaRows() if earlier is None else earlier
-    if earlier is None and is_one_part(graph, plan):
-        same = set() if whole is None else {write.node for write in whole.writes}
+    found = earlier
+    if found is None:
         differing = {one for node, _ in writing for one in view.variable_inputs(node)}
-        updated = {view.index[name] for name in metrics.updated}
-        scalars, own = _find_scalars(graph, plan, view, gradients, before_loss, same, differing, trained, updated)
-        of_rows = frozenset(f"{view.nodes[node].name}:{at}" for node, at in scalars.scalars)
-        several = world_size(plan) > plan.workers
-        found = ReplicaRows(scalars=scalars if several else None, of_rows=of_rows, own=own)
-    shown = _shown_values(plan, view, found.of_rows if plan.workers == 1 else frozenset())
-    names = _Names(graph, view)
-    return ReplicaRows(
-        tuple(
-            [RowFinding(WRITES, *place, _in_words(variables)) for place, variables in names.by_place(writing)]
-            + [RowFinding(MIXES, *place, whats[0] + _ON_THE_WAY) for place, whats in names.by_place(mixing)]
-            + [
-                RowFinding(SHOWS, *place, _in_words_of_shown(tensors, found.of_rows))
-                for place, tensors in names.by_place(shown)
-            ]
-        ),
-        whole,
-        lowered,
-        found.scalars,
-        found.merged,
-        found.of_rows,
-        found.own,
-    )
+        updated = {view.index[name] for name in metrics.updated} | data_descendants(view, in_order, set())
+        found = _find_scalars(graph, plan, view, gradients, before_loss, made_alike, differing, trained, updated)
+    known = found.same.union(output.tensor for output in plan.outputs + found.outputs)
+    shown = _shown_values(view, known | found.of_rows if plan.workers == 1 else known - found.of_rows)
+    names = _Names(graph, view, found.users)
+    findings = [RowFinding(WRITES, *at, _in_words(variables, plan)) for at, variables in names.by_place(writing)]
+    findings += [RowFinding(MIXES, *at, whats[0] + _on_the_way(plan)) for at, whats in names.by_place(mixing)]
+    findings += [RowFinding(SHOWS, *at, f"shows {_of_part(tensors, found)}") for at, tensors in names.by_place(shown)]
+    return found._replace(findings=tuple(findings), whole=whole, averaged=averaged, lowered=lowered)
 
 
 def _find_scalars(
@@ -173,8 +222,8 @@ def _find_scalars(
     differing: AbstractSet[int],
     trained: AbstractSet[str],
     updated: AbstractSet[int],
-) -> Tuple[WholeScalars, FrozenSet[str]]:
-    """The scalars that are to be shown of all rows, and the names of those that are of the rows of a replica.
+) -> ReplicaRows:
+    """The scalars that are to be shown of all rows, and those of the rows of a replica.
 
     What takes data, or is fed rows, that the gradients do not take is neither.
     """
@@ -188,13 +237,48 @@ def _find_scalars(
         if not _is_of_gradients(view, node) and f"{view.nodes[node].name}:{at}" not in merged
     }
     statistics = _statistics_of_all(plan, view)
+    if plan.num_micro_batch == 1:
+        statistics.update(_values_of_all_ranks(graph, plan, view))
     nodes = _needed(view, {node for node, _ in candidates}, gradients, before_loss, statistics)
     sources = {**sources_of(graph, view, nodes), **statistics}
-    flow = RowFlow(graph.tf_graph, view, nodes, sources, own_means=before_loss)
-    lowering = RowLowering(graph.tf_graph, view, flow, nodes, {**sources, **flow.kept}, same, differing, trained)
+    flow = RowFlow(graph.tf_graph, view, nodes, sources, _lowered(graph, view), own_means=before_loss)
+    one_part = is_one_part(graph, plan)
+    sources = {**sources, **flow.kept}
+    lowering = RowLowering(graph.tf_graph, view, flow, nodes, sources, same, differing, trained, not one_part)
     means = {output.tensor for output in plan.outputs if (output.scope, output.merge) == ("local", "mean")}
     averaged = frozenset(one for one in candidates if whole_scalars.shown_value(view, one) in means)
-    return whole_scalars.choose(view, flow, lowering, candidates, averaged)
+    chosen = whole_scalars.choose(view, flow, lowering, candidates, averaged)
+    outputs = () if one_part or replica_groups(graph) is not None else _merged(graph, plan, chosen)
+    of_rows = _tensors(view, chosen.scalars) if one_part else frozenset(output.tensor for output in outputs)
+    not_same = {one for one in candidates if not flow.of(one).is_same}
+    return ReplicaRows(
+        scalars=chosen if one_part and world_size(plan) > plan.workers else None,
+        of_rows=of_rows,
+        own=_tensors(view, not_same) - of_rows,
+        same=_tensors(view, candidates - not_same),
+        outputs=outputs,
+        shown=_first_part(plan),
+        users=_users_tensors(graph),
+    )
+
+
+def _merged(graph: Graph, plan: Plan, scalars: WholeScalars) -> Tuple[MergedOutput, ...]:
+    """Those of the scalars that are the mean, or the sum, of their values of the micro batches and replicas."""
+    found = []
+    for node, at in scalars.scalars:
+        flow, is_mean = scalars.lowering.of((node, at)), (node, at) in scalars.averaged
+        if is_mean or (flow.kind == PARTIAL_SUM and scalars.lowering.found[node].inputs is None):
+            operation = graph.tf_graph.get_operation_by_name(scalars.view.nodes[node].name)
+            merge = "mean" if is_mean or flow.degree == 0 else "sum"
+            found.append(
+                MergedOutput(operation.outputs[at].name, stage_of_op(operation, plan.stages), "local", merge, "")
+            )
+    return tuple(found)
+
+
+def _tensors(view: GraphView, outputs: Iterable[Output]) -> FrozenSet[str]:
+    """The names of outputs of nodes."""
+    return frozenset(f"{view.nodes[node].name}:{at}" for node, at in outputs)
 
 
 def _batches(tf_graph: tf.Graph, view: GraphView) -> Set[int]:
@@ -230,7 +314,8 @@ def fetched(found: ReplicaRows, tensors: Sequence[tf.Tensor], workers: int) -> L
     for tensor in tensors:
         if tensor.name in found.own or (tensor.name in found.of_rows and workers > 1):
             kind = FETCHES if tensor.name in found.own else SHOWS
-            findings.append(_given(kind, tensor, _of_part([tensor.name], found.of_rows)))
+            users = tensor.graph.get_tensor_by_name(found.users.get(tensor.name, tensor.name))
+            findings.append(_given(kind, users, _of_part([tensor.name], found)))
     return findings
 
 
@@ -240,15 +325,20 @@ def _given(kind: str, tensor: tf.Tensor, what: str) -> RowFinding:
     return RowFinding(kind, (tensor.op.name,), where, f"gives {what}")
 
 
-def fetched_late(tensor: tf.Tensor, replicas: int) -> RowFinding:
+def fetched_late(found: ReplicaRows, tensor: tf.Tensor, parts: int, shows: Optional[tf.Tensor] = None) -> RowFinding:
     """The finding for a scalar of the batch that was built after the plan: nothing merges it.
 
     Args:
+      found: what was found in the graph.
       tensor: it.
-      replicas: those of this process.
+      parts: in how many this process computes.
+      shows: the tensor of the user whose value it was built to give.
     """
-    own, of_rows = (FETCHES, set()) if replicas > 1 else (SHOWS, {tensor.name})
-    return _given(own, tensor, f"{_of_part([tensor.name], of_rows)}, as it was built after the first run")
+    kind, of_rows = (FETCHES, frozenset()) if parts > 1 else (SHOWS, frozenset([tensor.name]))
+    if shows is not None:
+        return _given(kind, shows, _of_part([shows.name], found))
+    part = _of_part([tensor.name], found._replace(of_rows=of_rows))
+    return _given(kind, tensor, f"{part}, as it was built after the first run")
 
 
 def describe_rows(findings: Sequence[RowFinding]) -> List[str]:
@@ -277,6 +367,21 @@ def _statistics_of_all(plan: Plan, view: GraphView) -> Dict[Output, Flow]:
     """What is of all rows: sums that batch norms take (`batch_norm.sync`), and what losses do (`replicate.batch`)."""
     found = [section(plan, BatchNormSection), section(plan, WholeBatchSection)]
     return {(view.index[op], 0): SAME for one in found if one is not None for op in one.ops}
+
+
+def _users_tensors(graph: Graph) -> Dict[str, str]:
+    """Name of a tensor that the ranks of a split compute in place of one of the user -> the name of the user's."""
+    groups = replica_groups(graph)
+    return {} if groups is None else groups.users_tensors()
+
+
+def _values_of_all_ranks(graph: Graph, plan: Plan, view: GraphView) -> Dict[Output, Flow]:
+    """What the ranks of a split compute together, if they are one replica: from the rows of all, of a micro batch."""
+    groups = replica_groups(graph)
+    if groups is None or len(split_groups(plan)) > 1:
+        return {}
+    named = [name.rpartition(":") for name in groups.values_of_groups()]
+    return {(view.index[op], int(at)): SAME for op, _, at in named if op in view.index}
 
 
 def _needed(
@@ -348,16 +453,15 @@ def _may_be_a_shape(placeholder: tf.Tensor) -> bool:
     return placeholder.dtype == tf.int64 and placeholder.shape.ndims == 1 and placeholder.shape.is_fully_defined()
 
 
-def _shown_values(plan: Plan, view: GraphView, of_rows: AbstractSet[str]) -> List[Tuple[int, str]]:
-    """The summaries of scalars that are those of one replica's rows, and the names of the scalars."""
+def _shown_values(view: GraphView, known: AbstractSet[str]) -> List[Tuple[int, str]]:
+    """The summaries of scalars of the batch that are not `known`, and the names of the scalars."""
     summaries = view.of_types(["ScalarSummary"])
     own = batch_nodes(view, frozenset()) if summaries else set()
-    merged = {output.tensor for output in plan.outputs} | of_rows
     found = []
     for node in summaries:
         value, at = data_inputs(view, node)[-1]
         name = f"{view.nodes[value].name}:{at}"
-        if value in own and name not in merged:
+        if value in own and name not in known:
             found.append((node, name))
     return found
 
@@ -365,16 +469,18 @@ def _shown_values(plan: Plan, view: GraphView, of_rows: AbstractSet[str]) -> Lis
 class _Names:
     """The names and the lines of nodes."""
 
-    def __init__(self, graph: Graph, view: GraphView) -> None:
+    def __init__(self, graph: Graph, view: GraphView, users: Mapping[str, str]) -> None:
         self._tf_graph = graph.tf_graph
         self._view = view
+        self._users = users
 
     def by_place(self, found: Sequence[Tuple[int, str]]) -> List[Tuple[Tuple[Tuple[str, ...], str], List[str]]]:
         """For each line: names of the nodes that it made, the line, and what is said of each of them."""
         places: Dict[str, List[Tuple[str, str]]] = {}
         for node, what in found:
             name = self._view.nodes[node].name
-            place = user_place(self._tf_graph.get_operation_by_name(name))
+            users = self._users.get(f"{name}:0", name).partition(":")[0]
+            place = user_place(self._tf_graph.get_operation_by_name(users))
             places.setdefault(name if place is None else f"{place[0]}:{place[1]}", []).append((name, what))
         return [
             ((tuple(name for name, _ in ops), place), list(dict.fromkeys(what for _, what in ops)))
@@ -382,20 +488,26 @@ class _Names:
         ]
 
 
-_ON_THE_WAY = " on the way to the loss: each replica takes its own rows alone"
+def _on_the_way(plan: Plan) -> str:
+    part = "replica" if plan.num_micro_batch == 1 else "micro batch"
+    return f" on the way to the loss: each {part} takes its own rows alone"
 
 
-def _in_words(variables: Sequence[str]) -> str:
+def _in_words(variables: Sequence[str], plan: Plan) -> str:
+    if world_size(plan) == 1:
+        return f"writes {_listed(variables)} from the rows of each micro batch, one after the other"
     return f"writes {_listed(variables)} from the rows of each replica: the copies differ"
 
 
-def _in_words_of_shown(tensors: Sequence[str], of_rows: AbstractSet[str]) -> str:
-    return f"shows {_of_part(tensors, of_rows)}"
+def _first_part(plan: Plan) -> str:
+    """Whose rows a scalar is of that nothing merges."""
+    parts = ["micro batch 0"] * (plan.num_micro_batch > 1) + ["replica 0"] * (world_size(plan) > 1)
+    return " of ".join(parts)
 
 
-def _of_part(tensors: Sequence[str], of_rows: AbstractSet[str]) -> str:
-    part = "each worker" if of_rows >= set(tensors) else "replica 0"
-    return f"{_listed(tensors)} of the rows of {part} alone"
+def _of_part(tensors: Sequence[str], found: ReplicaRows) -> str:
+    part = "each worker" if found.of_rows.issuperset(tensors) else found.shown
+    return f"{_listed([found.users.get(one, one) for one in tensors])} of the rows of {part} alone"
 
 
 def _listed(names: Sequence[str]) -> str:

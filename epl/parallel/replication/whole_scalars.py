@@ -72,7 +72,7 @@ def choose(
     lowering: RowLowering,
     scalars: AbstractSet[Output],
     averaged: FrozenSet[Output] = frozenset(),
-) -> Tuple[WholeScalars, FrozenSet[str]]:
+) -> WholeScalars:
     """Chooses among scalars.
 
     Args:
@@ -83,17 +83,11 @@ def choose(
       averaged: those of them that are a merged mean by another name.
 
     Returns:
-      Those of all rows; the names of the others that depend on which rows a replica has.
+      Those that can be of all rows.
     """
-    chosen, own = [], []
-    for one in sorted(scalars):
-        if flow.of(one).is_same:
-            continue
-        if one in averaged or (flow.of(one).has_data and _has_whole(lowering, one)):
-            chosen.append(one)
-        else:
-            own.append(f"{view.nodes[one[0]].name}:{one[1]}")
-    return WholeScalars(view, lowering, tuple(chosen), averaged.intersection(chosen)), frozenset(own)
+    differing = [one for one in sorted(scalars) if not flow.of(one).is_same]
+    chosen = [one for one in differing if one in averaged or (flow.of(one).has_data and _has_whole(lowering, one))]
+    return WholeScalars(view, lowering, tuple(chosen), averaged.intersection(chosen))
 
 
 def _has_whole(lowering: RowLowering, output: Output) -> bool:

@@ -7,6 +7,8 @@ writes stay those of each replica:
     in control flow, or of values without a whole          see there
     rows put where the script counts its own batch          bank[p : p + 32].assign(rows): 64 rows do not fit
     statistics that the loss takes of each replica's rows   moving averages of batch norm
+
+Of the last ones, those that write means get the mean of what the replicas would write: `average_writes.py`.
 """
 
 from typing import AbstractSet, Dict, List, NamedTuple, Sequence, Set, Tuple
@@ -16,9 +18,11 @@ import tensorflow.compat.v1 as tf
 from epl.ir import op_types
 from epl.ir.dataflow import data_inputs
 from epl.ir.view import GraphView
-from epl.parallel.sharding.row_flow import ROWS, Flow, Output, RowFlow
+from epl.parallel.sharding.row_flow import PARTIAL_SUM, ROWS, STATISTIC, Flow, Output, RowFlow
 from epl.parallel.sharding.row_lowering import RowLowering
 from epl.utils import tf_compat
+
+_SETS = op_types.PLAIN_ASSIGNS | {"AssignAdd", "AssignAddVariableOp", "AssignSub", "AssignSubVariableOp"}
 
 
 class WholeWrite(NamedTuple):
@@ -34,6 +38,57 @@ class WholeWrites(NamedTuple):
     view: GraphView
     lowering: RowLowering
     writes: Tuple[WholeWrite, ...]
+
+
+class AveragedWrite(NamedTuple):
+    """A write that takes the mean of the replicas' values: the name of its op, and the position of the value."""
+
+    op: str
+    position: int
+
+
+def choose_averaged(
+    tf_graph: tf.Graph, view: GraphView, flow: RowFlow, writing: Sequence[int]
+) -> Tuple[Tuple[AveragedWrite, ...], ...]:
+    """The writes of means of a replica's rows, in groups that one collective serves.
+
+    Writes of a group need the same data, and none of them is made before what another one takes is computed: a layer
+    may wait for the averages of the one before it.
+
+    Args:
+      tf_graph: the graph.
+      view: of it.
+      flow: of the rows through what the writes take, with the means of a replica as its own (`own_means`).
+      writing: the writes of rows that are not to be whole.
+    """
+    sources = set(view.of_types(op_types.DATA_SOURCES)).union(view.user_placeholders())
+    groups: List[Tuple[Set[int], tf.DType, AbstractSet[int], List[AveragedWrite]]] = []
+    for node in _in_order(view, set(writing)):
+        position = _position_of_mean(tf_graph, view, flow, node)
+        if position < 0:
+            continue
+        operation = tf_graph.get_operation_by_name(view.nodes[node].name)
+        dtype = operation.inputs[position].dtype.base_dtype
+        needed = view.ancestors([data_inputs(view, node)[position][0]])
+        data = needed & sources
+        if groups and groups[-1][1:3] == (dtype, data) and groups[-1][0].isdisjoint(needed):
+            groups[-1][0].add(node)
+        else:
+            groups.append(({node}, dtype, data, []))
+        groups[-1][3].append(AveragedWrite(operation.name, position))
+    return tuple(tuple(writes) for _, _, _, writes in groups)
+
+
+def _position_of_mean(tf_graph: tf.Graph, view: GraphView, flow: RowFlow, node: int) -> int:
+    """The position of the mean over rows that a write sets, adds or subtracts; -1 for another write."""
+    operation = tf_graph.get_operation_by_name(view.nodes[node].name)
+    if view.types[node] not in _SETS or tf_compat.control_flow_context_of(operation) is not None:
+        return -1
+    (position, value), *others = _values(view, node)
+    tensor, its = operation.inputs[position], flow.of(value)
+    is_mean = its == STATISTIC or (its.kind == PARTIAL_SUM and its.degree == 0)
+    is_known = tensor.dtype.is_floating and tensor.shape.is_fully_defined()
+    return position if is_mean and is_known and not others else -1
 
 
 def choose(

@@ -62,6 +62,10 @@ class ShardFetches:
                     self.values[of_shard] = self._make(of_shard)
         return self.values[of_shard]
 
+    def shown(self) -> Dict[tf.Tensor, tf.Tensor]:
+        """Value -> the tensor that it is the value of."""
+        return {value.tensor: tensor for tensor, value in self.values.items()}
+
     def request(
         self, fetches: Sequence[tf.Tensor], targets: Sequence[tf.Operation], feeds: Iterable[tf.Tensor]
     ) -> Tuple[List[tf.Tensor], List[tf.Operation]]:

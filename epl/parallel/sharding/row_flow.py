@@ -12,7 +12,7 @@ over rows, compares rows with each other, or takes their maximum. What a rule do
 and mixes nothing: shapes that the graph does not say, loops, functions, ops without a rule that keep the rows.
 """
 
-from typing import AbstractSet, Dict, List, NamedTuple, Optional, Sequence, Set, Tuple
+from typing import AbstractSet, Callable, Dict, List, NamedTuple, Optional, Sequence, Set, Tuple
 
 import numpy as np
 import tensorflow.compat.v1 as tf
@@ -43,6 +43,9 @@ _SHOWS = frozenset(["CheckNumerics", "EnsureShape", "Identity", "Print", "StopGr
 _MOVES = frozenset(one for one, found in RULES.items() if found.__module__ in (reshape.__name__, shapes.__name__))
 # Ops that pick rows by number, or group them.
 _LOOKUPS = frozenset(one for one, found in RULES.items() if found.__module__ == lookup.__name__) - {"OneHot"}
+# Functions of a multiple -> the power of the factor that they are multiplied by.
+_POWERS = {"L2Loss": 2, "Rsqrt": -0.5, "Sign": 0, "Sqrt": 0.5, "Square": 2}
+_ARITHMETIC: Dict[str, Callable[..., np.ndarray]] = {"Add": np.add, "AddV2": np.add, "FloorMod": np.mod}  # of integers
 _BATCH_NORMS = frozenset(["FusedBatchNorm", "FusedBatchNormV2", "FusedBatchNormV3"])
 _BROADCASTS = "BroadcastGradientArgs"  # the dimensions that the gradients of two broadcast shapes are summed over
 # Ops that pick numbers of a vector, or multiply them: the input that is the vector.
@@ -62,7 +65,8 @@ class Flow(NamedTuple):
         mean over the replicas. "count": a size of the replica's batch. "own": computed from the rows of one replica.
         "unknown": depends on rows, or on their number.
       dim: the dimension that holds the rows; of a shape, the position of the number of rows. -1: none.
-      degree: 1 if it grows with the number of rows, as their sum does, 0 if it does not, as their mean; None: unknown.
+      degree: the power of the number of rows that it grows with: 1 as their sum does, 0 as their mean, -1 as a row that
+        is divided by their number; None: unknown.
       has_data: whether it depends on the values of rows, not on their number alone.
       counts: whether it numbers the rows that the replica has.
       is_picked: whether the values of rows decide how many there are.
@@ -70,7 +74,7 @@ class Flow(NamedTuple):
 
     kind: str
     dim: int = -1
-    degree: Optional[int] = 0
+    degree: Optional[float] = 0
     has_data: bool = False
     counts: bool = False
     is_picked: bool = False
@@ -222,6 +226,8 @@ class RowFlow:
             return [STATISTIC if STATISTIC in inputs and kinds == {_OWN} and OWN not in inputs else OWN] * count
         if kinds <= {COUNT, _OWN, _UNKNOWN}:
             return [_unknown(inputs)] * count
+        if op_type == "StridedSliceGrad" and inputs[0].kind == COUNT and inputs[-1].kind == ROWS and inputs[0].dim >= 0:
+            return [inputs[-1]._replace(dim=inputs[0].dim)]  # the rows are where those of the sliced tensor are
         if op_type not in RULES:
             return self._without_rule(node, op_type, taken, inputs)
         return self._by_rule(node, op_type, taken, inputs)
@@ -413,6 +419,9 @@ class RowFlow:
         of_node = self._view.nodes[output[0]]
         if of_node.op == "Const":
             return tf.make_ndarray(of_node.attr["value"].tensor)
+        if of_node.op in _ARITHMETIC:  # (axes + rank) % rank, of the gradient of a mean
+            values = [self._constant(one) for one in data_inputs(self._view, output[0])]
+            return None if any(one is None for one in values) else _ARITHMETIC[of_node.op](*values)
         return None if base == tf.string else tf.get_static_value(self._operation(output[0]).outputs[output[1]])
 
     def _summed_dims(self, output: Output) -> Optional[np.ndarray]:
@@ -531,12 +540,15 @@ def _unknown(inputs: Sequence[Flow]) -> Flow:
     return UNKNOWN._replace(has_data=any(flow.has_data for flow in inputs), counts=any(flow.counts for flow in inputs))
 
 
-def _degree(op_type: str, inputs: Sequence[Flow]) -> Optional[int]:
+def _degree(op_type: str, inputs: Sequence[Flow]) -> Optional[float]:
     """How a product, a quotient or anything else of values grows with the number of rows; None if it is not known."""
-    degrees = [flow.degree for flow in inputs if flow.kind != SAME_KIND]
-    if None in degrees:
-        return None
-    if op_type == "Mul":
+    is_shape = [flow.kind == COUNT and flow.dim >= 0 for flow in inputs]
+    degrees = [flow.degree for flow, shape in zip(inputs, is_shape) if not (flow.kind == SAME_KIND or shape)]
+    if None in degrees or not degrees:
+        return None if degrees else 0
+    if op_type in _POWERS:
+        return degrees[0] * _POWERS[op_type]  # type: ignore[operator]
+    if op_type == "Mul" or (op_type.endswith("Grad") and degrees.count(0) >= len(degrees) - 1):  # linear in a gradient
         return sum(degrees)  # type: ignore[arg-type]
     if op_type in _DIVISIONS:
         return inputs[0].degree - inputs[1].degree  # type: ignore[operator]
@@ -624,6 +636,8 @@ def _flows(
         elif placement == PARTIAL:
             if sums_rows and not choice.averages and degree is not None:
                 degree = None if is_static else degree + 1
+            if has_data and sums_rows and degree is not None and degree < 0:
+                return "adds up rows that are divided by their number", (OWN,) * len(choice.outputs)
             of_own = any(flow.kind == _OWN for flow in inputs)
             found.append(OWN if of_own else Flow(PARTIAL_SUM if has_data else COUNT, -1, degree, has_data))
         elif choice.moved and has_data:

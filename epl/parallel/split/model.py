@@ -437,3 +437,14 @@ class SplitModel(ShardOwner, ReplicaGroups):
     def is_of_group(self, output: str) -> bool:
         """Whether the ranks of a group have the value of an output together, given the name of what is merged."""
         return any(self._graph.restored(tensor).name == output for tensor in self._of_groups)
+
+    def values_of_groups(self) -> Set[str]:
+        """As that of ReplicaGroups."""
+        whole = {one: own for one, (own, placement) in self._lowering.tensors.items() if placement == REPLICATED}
+        found: Set[str] = set()
+        for local in (whole, self._region_outputs.outputs):
+            results = [(own, self._program.result(tensor)) for tensor, own in local.items()]
+            found.update(
+                self._graph.restored(own).name for own, result in results if result and result.info.batch is None
+            )
+        return found

@@ -143,3 +143,37 @@ def train(
             ctx.record(evaluated=value, metric=sess.run(update, {**feed, is_training: False}))
             ctx.record(by_rows=sess.run(by_rows, feed))
         ctx.record_variables(sess)
+
+
+def statistics(ctx: Context, norm: str, shares: Sequence[int], part: int = -1, **config: Any) -> None:
+    """Updates moving averages in steps that leave the weights alone; reads batches with `shares` rows of each replica.
+
+    Plain, `part` says of which replica the rows are. The averages are updated once more without a training step, on
+    what is read, and once by hand, on rows that are fed.
+    """
+    ctx.init(**config)
+    data, ends = samples(), np.cumsum(shares)
+    own = len(shares) // ctx.workers
+    parts = range(ctx.worker * own, (ctx.worker + 1) * own) if ctx.planned else [part]
+    batches = [np.arange(step * ends[-1] + end - size, step * ends[-1] + end)
+               for step in range(STEPS) for end, size in list(zip(ends, shares))[parts[0] : parts[-1] + 1]]  # fmt: skip
+    rows = [(data.x[batch] * 3 + 5, data.y[batch]) for batch in batches]
+    read = tf.data.Dataset.from_generator(lambda: iter(rows), (tf.float32, tf.int32), ([None, FEATURES], [None]))
+    x, y = tf.data.make_one_shot_iterator(read).get_next()
+    tf.add_to_collection("is_training", tf.placeholder_with_default(True, [], "is_training"))
+    loss = blocks({**NORMS, **FUSED}[norm], x, y)
+    updates = tf.get_collection(tf.GraphKeys.UPDATE_OPS)
+    with tf.control_dependencies(updates):
+        train_op = tf.train.GradientDescentOptimizer(0.0).minimize(loss)
+    with tf.Session() as sess:
+        sess.run(tf.global_variables_initializer())
+        for _ in range(STEPS - 1):
+            sess.run(train_op)
+        sess.run(updates)
+        fed = {x: data.x[:5] * 3 + 5, y: data.y[:5]}
+        sess.run(updates, fed)
+        ctx.record_variables(sess)
+        if ctx.planned:
+            from epl.ir.graph import Graph
+
+            ctx.record(collectives=[name for name in Graph.of(sess.graph).rewritten.collectives if "averaged" in name])
