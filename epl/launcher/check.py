@@ -41,8 +41,8 @@ _VERSIONS = (
     # A shape that is known only at run time: a numpy that is too new shows itself here.
     (
         "TensorFlow",
-        "import tensorflow.compat.v1 as tf; tf.zeros([tf.shape(tf.placeholder(tf.int32, [None]))[0], 2]); "
-        "print(tf.VERSION)",
+        "import tensorflow.compat.v1 as tf; graph = tf.Graph().as_default(); graph.__enter__(); "
+        "tf.zeros([tf.shape(tf.placeholder(tf.int32, [None]))[0], 2]); print(tf.VERSION)",
     ),
 )
 # A part of an error's text, and what to do.

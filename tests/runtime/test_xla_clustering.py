@@ -7,6 +7,7 @@ import sys
 
 import pytest
 import tensorflow.compat.v1 as tf
+from tensorflow.python.eager import context
 
 from epl.runtime import xla_clustering
 from tests.parallel.in_process import Linear
@@ -64,6 +65,12 @@ def test_the_first_session_is_made_without_fuel_and_the_variable_is_taken_back()
 def test_a_first_session_that_asks_for_xla_has_it(asks):
     assert flags(**{name: make() for name, make in asks.items()}) is None
     assert flags() is None  # all sessions of a process have the same flags
+
+
+def test_a_first_session_without_a_configuration_has_what_tf_config_was_told(monkeypatch):
+    monkeypatch.setattr(context, "_context", context.Context())
+    tf.config.optimizer.set_jit(True)
+    assert flags() is None
 
 
 def test_flags_of_the_user_are_kept(monkeypatch):

@@ -2,7 +2,6 @@
 
 import pytest
 import tensorflow.compat.v1 as tf
-from tensorflow.python import pywrap_tensorflow
 from tensorflow.python.eager import context
 
 from epl.utils import tf_compat
@@ -17,7 +16,8 @@ def listings(monkeypatch):
         found.append("listing")
         return [b"/physical_device:CPU:0", b"/physical_device:GPU:0", b"/physical_device:GPU:1"]
 
-    monkeypatch.setattr(pywrap_tensorflow, "TF_ListPhysicalDevices", list_devices)
+    listing = getattr(context, "pywrap_tfe", None) or context.pywrap_tensorflow
+    monkeypatch.setattr(listing, "TF_ListPhysicalDevices", list_devices)
     monkeypatch.setattr(context, "_context", context.Context())
     return found
 

@@ -93,11 +93,11 @@ def speed(plain: Any, place: EntryPlace, unit: Unit) -> Speed:
     return Speed(peak, fraction)
 
 
-def count(plain: Any, place: EntryPlace, least: int = 1) -> int:
-    """An entry that is a whole number from `least` on; a YAML file gives it as a text."""
+def count(plain: Any, place: EntryPlace, least: int = 1, also: str = "") -> int:
+    """An entry that is a whole number from `least` on; a YAML file gives it as a text. `also`: what else may stand."""
     found = str(plain) if isinstance(plain, (int, str)) and not isinstance(plain, bool) else ""
     if _DIGITS.fullmatch(found) is None or int(found) < least:
-        raise MachineError(f"{place} is {shown(plain)}; expected a whole number from {least} to 999999999.")
+        raise MachineError(f"{place} is {shown(plain)}; expected a whole number from {least} to 999999999{also}.")
     return int(found)
 
 

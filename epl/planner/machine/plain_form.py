@@ -202,7 +202,7 @@ def _link(name: str, plain: Any, place: EntryPlace) -> Interconnect:
 
 
 def _shared_by(plain: Any, place: EntryPlace) -> int:
-    return 0 if plain == "all" else entries.count(plain, place.at("shared_by"))
+    return 0 if plain == "all" else entries.count(plain, place.at("shared_by"), also=", or all")
 
 
 def _network(entry: Dict[str, Any], place: EntryPlace, definitions: _Definitions, default: str) -> str:

@@ -53,7 +53,9 @@ def find_bound(
             peaks.append((kind.peak(dtype), count))
             speed += count * kind.threads / seconds if seconds else float("inf")
     compute = 1.0 / speed
-    share = bubble_bound(len(layout.stages), layout.micro_batches)
+    # While a stage that shares its cores is idle, another one computes with them.
+    shared = any(cores is not None and cores.devices > 1 for one in classes for cores in one.cores)
+    share = 0.0 if shared else bubble_bound(len(layout.stages), layout.micro_batches)
     carried: Dict[int, float] = {}
     first_of = {op: ranks[0] for ranks in lowered.program.collectives for op in ranks}
     for number, (op, told) in enumerate(zip(lowered.program.ops, lowered.ops)):

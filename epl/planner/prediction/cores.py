@@ -28,7 +28,7 @@ class WorkerCores(NamedTuple):
 
 
 def cores_of_job(machine: Machine, workers: int, devices: int) -> List[Optional[WorkerCores]]:
-    """By number of the device, the cores of the devices of a job; None where a device has its own.
+    """By number of the device, the cores of the devices of a job; None where no other device of the job has them.
 
     Args:
       machine: its first devices are those of the job.
@@ -41,7 +41,10 @@ def cores_of_job(machine: Machine, workers: int, devices: int) -> List[Optional[
         for name in node.devices:
             at = counts[name] = counts.get(name, -1) + 1
             shared = kinds[name].shared_by
-            places.append((number, name, at // shared if shared else 0) if shared != 1 else None)
+            if shared == 1:
+                places.append(None)
+            else:  # those of a node share its cores, whatever their kinds
+                places.append((number, name, at // shared) if shared else (number, "", 0))
     del places[workers * devices :]
     workers_at: Dict[Tuple[int, str, int], Set[int]] = {}
     sizes: Dict[Tuple[Tuple[int, str, int], int], int] = {}
@@ -53,5 +56,6 @@ def cores_of_job(machine: Machine, workers: int, devices: int) -> List[Optional[
     found: List[Optional[WorkerCores]] = []
     for device, place in enumerate(places):
         key = (place, device // devices) if place is not None else None
-        found.append(None if key is None else WorkerCores(numbers[key], len(workers_at[key[0]]), sizes[key]))
+        cores = None if key is None else WorkerCores(numbers[key], len(workers_at[key[0]]), sizes[key])
+        found.append(None if cores is None or cores.workers == cores.devices == 1 else cores)
     return found

@@ -390,13 +390,17 @@ def _uncovered(some: List[Tuple[float, float]], others: List[Tuple[float, float]
 
 def _traffic(lowered: LoweredStep, run: SimulatedRun) -> List[PredictedTraffic]:
     """By decision and collective; of the ops of several classes for the same, those of one class count."""
-    found: Dict[Tuple[str, str, int], List[Tuple[int, LoweredOp]]] = {}
+    of_device: Dict[Tuple[str, str, int], Dict[int, List[Tuple[int, LoweredOp]]]] = {}
     first_of = {op: ranks[0] for ranks in lowered.program.collectives for op in ranks}
     for number, told in enumerate(lowered.ops):
         if told.kind in COMMUNICATES and first_of.get(number, number) == number:
-            found.setdefault((told.decision, told.collective, told.devices), []).append((number, told))
+            # A collective has one op here, for all classes; a transfer has one for each.
+            device = -1 if number in first_of else lowered.program.ops[number].device
+            same = of_device.setdefault((told.decision, told.collective, told.devices), {})
+            same.setdefault(device, []).append((number, told))
     rows = []
-    for (decision, collective, devices), members in found.items():
+    for (decision, collective, devices), same in of_device.items():
+        members = max(same.values(), key=len)
         rows.append(
             PredictedTraffic(
                 decision,
@@ -439,10 +443,16 @@ def _assumptions(step: PreparedStep, costs: ModelCosts, machine: Machine) -> Lis
     shared = [cores for one in step.classes for cores in one.cores if cores is not None]
     if any(one.devices > 1 for one in shared):
         found.append(
-            "devices of a worker that share cores and compute at the same time take so many times as long as one"
+            "devices of a worker that share cores and compute at the same time take so many times as long as one; "
+            "collectives take none of the cores"
         )
     if any(one.workers > 1 for one in shared):
         found.append("the workers of a node have equal parts of its cores, also while others compute nothing")
+    own = {device.name for device in machine.devices if device.type == "CPU" and device.shared_by == 1}
+    if any(sum(name in own for name in node.devices) > 1 for node in machine.nodes):
+        found.append(
+            "each CPU device has cores of its own, as the machine says; shared_by: all lets those of a node share them"
+        )
     if layout.ranks > 1:
         found.append(
             "all replicas send the same message at the same time and divide the bandwidth of a link that they share"

@@ -7,6 +7,7 @@ measured(signature, device) --> in the file?  --> its seconds
 import atexit
 import datetime
 import logging
+import os
 import time
 from typing import Dict, List, Optional, Tuple
 
@@ -34,7 +35,9 @@ class OpProfile:
       device: the kind of device of a plan's machine that stands for the device of this process.
     """
 
-    def __init__(self, mode: str, device: Device, name: str, path: str, process: Optional[OpProcess]) -> None:
+    def __init__(
+        self, mode: str, device: Device, name: str, path: str, process: Optional[OpProcess], workers: int = 1
+    ) -> None:
         """Reads the file; use `open_profile`.
 
         Args:
@@ -43,8 +46,11 @@ class OpProfile:
           name: of the device in the file.
           path: of the file.
           process: what measures; None: nothing is measured.
+          workers: among which the cores of `device` were divided when its ops were measured. The times of a device are
+            those with all cores.
         """
         self.device = device
+        self._workers = workers
         self._name = name
         self._path = path
         self._process = process if mode == MEASURE else None
@@ -68,7 +74,7 @@ class OpProfile:
         if key not in self._known and key not in self._problems:
             self._find(key, op)
         found = self._known.get(key)
-        return None if found is None else (found.forward, found.backward)
+        return None if found is None else (found.forward / self._workers, found.backward / self._workers)
 
     def notes(self) -> List[str]:
         """Which ops have no measured time, and why, for people."""
@@ -131,7 +137,10 @@ def open_profile(mode: str, cluster: Cluster, device: Device) -> Optional[OpProf
     if not mode:
         return None
     place = local_device(cluster)
-    return OpProfile(mode, device, device_name(cluster, place), store.default_path(), OpProcess(place))
+    workers = 1
+    if device.type == "CPU" and device.shared_by != 1 and place.threads < (os.cpu_count() or 1):
+        workers = cluster.machines.count(cluster.machines[cluster.worker_index])
+    return OpProfile(mode, device, device_name(cluster, place), store.default_path(), OpProcess(place), workers)
 
 
 def device_name(cluster: Cluster, place: MeasuredDevice) -> str:

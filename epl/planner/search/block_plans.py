@@ -102,6 +102,7 @@ class BlockPlans:
         self._chooser, self._are_cut, self._colocates = chooser, are_cut, colocates
         self._whole: Dict[Tuple[str, int], Dict[int, str]] = {}
         self._reasons: Dict[Tuple[str, int], PlanError] = {}
+        self._cuts: Dict[Tuple[str, int], Ratios] = {}
 
     def strategy(self, plan: BlockPlan) -> Strategy:
         """The strategy of a plan, with the choices that its ops have where the whole model is split.
@@ -231,6 +232,12 @@ class BlockPlans:
 
     def _ratios(self, way: str, group: int) -> Ratios:
         """The shards of a way in relation to each other; () for equal ones."""
+        key = way, group
+        if key not in self._cuts:
+            self._cuts[key] = self._new_ratios(way, group)
+        return self._cuts[key]
+
+    def _new_ratios(self, way: str, group: int) -> Ratios:
         if way == Way.FIRST:
             return (1,) + (0,) * (group - 1)
         if way == Way.SMALL or len(set(self.kinds)) == 1:

@@ -153,7 +153,7 @@ def test_a_device_with_the_name_of_a_preset_has_only_what_the_file_says(read):
         (", fraction: 0.9}", "}", "devices.own.bandwidth lacks the key fraction; add it, such as fraction: 0.9."),
         ("{float32: 100 GFLOP/s, ", "{", "devices.own.flops.matmul lacks the key float32; add it, such as float32:"),
         ("threads: 4", "threads: 4.5", "devices.own.threads is '4.5'; expected a whole number from 1 to 999999999."),
-        ("shared_by: all\n", "shared_by: 0\n", "devices.own.shared_by is '0'; expected a whole number from 1"),
+        ("shared_by: all\n", "shared_by: 0\n", "is '0'; expected a whole number from 1 to 999999999, or all."),
         ("count: 3", "count: 0", "nodes[1].count is '0'; expected a whole number from 1 to 999999999."),
         ("count: 3", "count: 30000", "nodes[1] has 120000 devices or more; expected at most 65536 in all nodes."),
         ("8*big", "99999999*big", "nodes[0].devices has 99999999 devices or more; expected at most 65536 in all"),
