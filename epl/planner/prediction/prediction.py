@@ -270,7 +270,7 @@ def predicted(step: PreparedStep, costs: ModelCosts, machine: Machine) -> Predic
     return Prediction(
         run.seconds,
         tuple(_devices(step, lowered, run)),
-        tuple(_traffic(lowered, run)),
+        tuple(_traffic(lowered, run, len(step.layout.stages))),
         tuple(_critical_path(lowered, run)),
         find_bound(step.layout, costs, step.classes, lowered, step.options.dtype),
         tuple(_assumptions(step, costs, machine)),
@@ -388,18 +388,18 @@ def _uncovered(some: List[Tuple[float, float]], others: List[Tuple[float, float]
     return total
 
 
-def _traffic(lowered: LoweredStep, run: SimulatedRun) -> List[PredictedTraffic]:
+def _traffic(lowered: LoweredStep, run: SimulatedRun, num_stages: int) -> List[PredictedTraffic]:
     """By decision and collective; of the ops of several classes for the same, those of one class count."""
-    of_device: Dict[Tuple[str, str, int], Dict[int, List[Tuple[int, LoweredOp]]]] = {}
+    of_class: Dict[Tuple[str, str, int], Dict[int, List[Tuple[int, LoweredOp]]]] = {}
     first_of = {op: ranks[0] for ranks in lowered.program.collectives for op in ranks}
     for number, told in enumerate(lowered.ops):
         if told.kind in COMMUNICATES and first_of.get(number, number) == number:
-            # A collective has one op here, for all classes; a transfer has one for each.
-            device = -1 if number in first_of else lowered.program.ops[number].device
-            same = of_device.setdefault((told.decision, told.collective, told.devices), {})
-            same.setdefault(device, []).append((number, told))
+            # A collective has one op here, for all classes; a transfer has one in the devices of each.
+            one = -1 if number in first_of else lowered.program.ops[number].device // num_stages
+            same = of_class.setdefault((told.decision, told.collective, told.devices), {})
+            same.setdefault(one, []).append((number, told))
     rows = []
-    for (decision, collective, devices), same in of_device.items():
+    for (decision, collective, devices), same in of_class.items():
         members = max(same.values(), key=len)
         rows.append(
             PredictedTraffic(
