@@ -29,18 +29,31 @@ def tool_of(command):
     return (re.search(r" -m (\S+)", command) or re.search(r"/bin/(\S+)", command)).group(1)
 
 
+def entries(of_2):
+    """The Pythons of the workflow: those of TensorFlow 2.21, or of 1.15."""
+    found = the_job()["strategy"]["matrix"]["include"]
+    return [entry for entry in found if (tuple(map(int, re.findall(r"\d+", entry["python"]))) >= (3, 10)) == of_2]
+
+
 def test_the_workflow_runs_the_make_targets_that_ci_runs():
-    wanted = re.findall(r"^(make \S+)", read(".ci", "run"), re.MULTILINE)
-    assert [step["run"] for step in the_job()["steps"] if step.get("run", "").startswith("make ")] == wanted
+    wanted = dict.fromkeys(re.findall(r"^make (\S+)", read(".ci", "run"), re.MULTILINE))
+    steps = [step.get("run", "").split() for step in the_job()["steps"]]
+    assert [words[1] for words in steps if words[:1] == ["make"]] == list(wanted)
+
+
+def test_the_workflow_runs_the_tests_on_tensorflow_2_that_ci_runs():
+    (part,) = re.findall(r'^make test TF=2.21 ARGS="([^"]+)"', read(".ci", "run"), re.MULTILINE)
+    assert [entry["tests"] for entry in entries(of_2=True)] == [part]
+    assert not any("tests" in entry for entry in entries(of_2=False))
 
 
 def test_the_workflow_has_every_python_that_has_requirements():
     pinned = {os.path.basename(path)[2:-4] for path in glob.glob(os.path.join(ROOT, "requirements", "py*.txt"))}
-    assert {str(entry["python"])[:3] for entry in the_job()["strategy"]["matrix"]["include"]} == pinned
+    assert {str(entry["python"])[:3] for entry in entries(of_2=False)} == pinned
 
 
 def test_the_workflow_lints_wherever_ruff_is_pinned():
-    for entry in the_job()["strategy"]["matrix"]["include"]:
+    for entry in entries(of_2=False):
         pins = read("requirements", "py{}.txt".format(str(entry["python"])[:3]))
         assert entry["lint"] == ("\nruff==" in pins), entry
 
