@@ -119,10 +119,39 @@ def test_every_quoted_text_exists():
     assert missing == []
 
 
+# Messages whose reason or advice is a text of its own in the code.
+OF_TWO_TEXTS = (
+    "... has the rows of ..., which has them in two dimensions",
+    "... is part of a whole whose rows are fed by their numbers",
+    "Collectives between devices and processes are off:",
+    "The checkpoint ... has no effect:",
+    "a caller from ... was refused:",
+    "epl.run cannot pickle ... with its arguments",
+    "not available yet: ... beside ... on ... GPU(s)",
+    "not available yet: zero.level. It is ..., which does not go together with",
+)
+
+
 def test_every_quoted_text_begins_with_its_message():
-    beginnings = "\n".join("\n" + text.lstrip(VALUE + " '\n") for text in all_texts())
-    late = [text for text, pieces in quoted() if "\n" + pieces[0] not in beginnings]
+    texts = sorted({text.lstrip(VALUE + " '\n") for text in all_texts()})
+    late = [
+        text
+        for text, pieces in quoted()
+        if not any(
+            one.startswith(pieces[0]) and (text.startswith(OF_TWO_TEXTS) or in_order(pieces, one)) for one in texts
+        )
+    ]
     assert late == [], "let these begin with the first words of the message, with ... for a value"
+
+
+def in_order(pieces, text):
+    """Whether a text has all pieces, one behind the other."""
+    at = 0
+    for piece in pieces:
+        at = text.find(piece, at) + len(piece)
+        if at < len(piece):
+            return False
+    return True
 
 
 def test_no_text_has_two_entries():
