@@ -6,6 +6,7 @@ from typing import Any, Callable, List, Optional, Tuple
 import tensorflow.compat.v1 as tf
 
 from epl.parallel.batch_norm.sums import are_of_all_rows, of_all_rows, rows_over, statistics_dtype
+from epl.utils import tf_compat
 
 
 def batch_moments(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Tuple[tf.Tensor, tf.Tensor]:
@@ -24,7 +25,7 @@ def batch_moments(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Tu
 
 def _axes_of_batch_norm(x: tf.Tensor, axes: Any) -> Optional[List[int]]:
     """The axes, if they are all but one other than the first, or all; else None: of a layer norm, for example."""
-    constant = tf.get_static_value(axes) if tf.is_tensor(axes) else axes
+    constant = tf_compat.static_value(axes) if tf.is_tensor(axes) else axes
     if constant is None or not x.shape.ndims or not x.dtype.is_floating:
         return None
     taken = sorted({int(axis) % x.shape.ndims for axis in ([constant] if isinstance(constant, int) else constant)})

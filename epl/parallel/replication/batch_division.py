@@ -287,7 +287,7 @@ def _warn_of_random_data(rewrite: RewriteContext, view: GraphView, forward: Iter
     """Warns once that random numbers of a constant shape are not divided."""
     for node in sorted(set(view.of_types(_RANDOM)).intersection(forward)):
         op = rewrite.operation(view.nodes[node].name)
-        shape = tf.get_static_value(op.inputs[0])
+        shape = tf_compat.static_value(op.inputs[0])
         if shape is not None and shape.size:
             logger.warning(
                 "%s divides what is read and fed. %r (%s) makes random numbers of the constant shape %s: each device "

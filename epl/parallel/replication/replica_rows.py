@@ -248,7 +248,9 @@ def _find_scalars(
     means = {output.tensor for output in plan.outputs if (output.scope, output.merge) == ("local", "mean")}
     averaged = frozenset(one for one in candidates if whole_scalars.shown_value(view, one) in means)
     chosen = whole_scalars.choose(view, flow, lowering, candidates, averaged)
-    outputs = () if one_part or replica_groups(graph) is not None else _merged(graph, plan, chosen)
+    outputs: Tuple[MergedOutput, ...] = ()
+    if not one_part and replica_groups(graph) is None:
+        outputs = _merged(graph, plan, chosen, gradients | before_loss)
     of_rows = _tensors(view, chosen.scalars) if one_part else frozenset(output.tensor for output in outputs)
     not_same = {one for one in candidates if not flow.of(one).is_same}
     return ReplicaRows(
@@ -262,10 +264,17 @@ def _find_scalars(
     )
 
 
-def _merged(graph: Graph, plan: Plan, scalars: WholeScalars) -> Tuple[MergedOutput, ...]:
-    """Those of the scalars that are the mean, or the sum, of their values of the micro batches and replicas."""
+def _merged(graph: Graph, plan: Plan, scalars: WholeScalars, backward: Set[int]) -> Tuple[MergedOutput, ...]:
+    """Those of the scalars that are the mean, or the sum, of their values of the micro batches and replicas.
+
+    A scalar that an update takes, by another way than `backward` (gradients and what the loss needs), is none: updates
+    are the same in all workers.
+    """
     found = []
     for node, at in scalars.scalars:
+        later = data_descendants(scalars.view, [node], backward)
+        if any(scalars.view.types[one] in op_types.WRITES for one in later):
+            continue
         flow, is_mean = scalars.lowering.of((node, at)), (node, at) in scalars.averaged
         if is_mean or (flow.kind == PARTIAL_SUM and scalars.lowering.found[node].inputs is None):
             operation = graph.tf_graph.get_operation_by_name(scalars.view.nodes[node].name)

@@ -131,7 +131,7 @@ def restored_shard(
     op = full.op
     if op.type != "RestoreV2":
         return None
-    names, specs = (tf.get_static_value(tensor) for tensor in op.inputs[1:])
+    names, specs = (tf_compat.static_value(tensor) for tensor in op.inputs[1:])
     if names is None or specs is None or specs[full.value_index]:
         return None
     own = resharder.own([[slice_spec(full_shape, placement, rank)] for rank in range(resharder.ranks)], tf.string)

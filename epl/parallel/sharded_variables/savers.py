@@ -105,7 +105,7 @@ def _completed_save(
     op: tf.Operation, slices: Mapping[str, Sequence[Slice]], others: Optional[CheckpointParts]
 ) -> Optional[tf.Operation]:
     """The save op with an entry for each slice; None if it saves no sharded variable."""
-    names, specs = (tf.get_static_value(tensor) for tensor in op.inputs[1:3])
+    names, specs = (tf_compat.static_value(tensor) for tensor in op.inputs[1:3])
     if names is None or specs is None:
         return None
     entries: List[Tuple[bytes, bytes, tf.Tensor]] = []
@@ -154,7 +154,7 @@ def _complete_restores(assigns: Iterable[tf.Operation], slices: Mapping[str, Seq
 
 def _complete_restore(restore: tf.Operation, entries: Sequence[Tuple[int, tf.Operation, Sequence[Slice]]]) -> None:
     """Lets a restore op read the slices of the first rank; a new op reads the slices of the other ranks."""
-    names, specs = (tf.get_static_value(tensor) for tensor in restore.inputs[1:3])
+    names, specs = (tf_compat.static_value(tensor) for tensor in restore.inputs[1:3])
     own_names = list(names)
     own_specs = None if specs is None else list(specs)
     further: List[Tuple[bytes, Slice, tf.Operation]] = []

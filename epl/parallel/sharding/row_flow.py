@@ -422,7 +422,7 @@ class RowFlow:
         if of_node.op in _ARITHMETIC:  # (axes + rank) % rank, of the gradient of a mean
             values = [self._constant(one) for one in data_inputs(self._view, output[0])]
             return None if any(one is None for one in values) else _ARITHMETIC[of_node.op](*values)
-        return None if base == tf.string else tf.get_static_value(self._operation(output[0]).outputs[output[1]])
+        return None if base == tf.string else tf_compat.static_value(self._operation(output[0]).outputs[output[1]])
 
     def _summed_dims(self, output: Output) -> Optional[np.ndarray]:
         """What BroadcastGradientArgs gives for two shapes; None if it is not known.

@@ -391,7 +391,7 @@ class RowLowering:
         if op_type == "Unpack":
             return self._is_along_rows(operation.get_attr("axis"), operation, flows[0])
         return op_type == "SplitV" and self._is_along_rows(
-            tf.get_static_value(operation.inputs[2]), operation, flows[0]
+            tf_compat.static_value(operation.inputs[2]), operation, flows[0]
         )
 
     @staticmethod

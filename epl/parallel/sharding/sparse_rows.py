@@ -13,6 +13,7 @@ import tensorflow.compat.v1 as tf
 
 from epl.ir import op_types
 from epl.parallel.sharding.placements import Placement, shard
+from epl.utils import tf_compat
 from epl.utils.errors import PlanError
 
 
@@ -63,7 +64,7 @@ def placement_of_rows(
     if placements[0].sizes is not None:
         if op.type.startswith("TensorScatter"):
             return placements[0]
-        if op.type in _LOOKUPS and (op.type != "GatherV2" or tf.get_static_value(op.inputs[2]) == 0):
+        if op.type in _LOOKUPS and (op.type != "GatherV2" or tf_compat.static_value(op.inputs[2]) == 0):
             return LOCAL_ROWS
     return None
 
@@ -77,7 +78,7 @@ def _placement_of_size(
         source = source.op.inputs[0]
     if source in shapes:
         return shapes[source]
-    value = tf.get_static_value(size)
+    value = tf_compat.static_value(size)
     if value is None or not value.size:
         return None
     rows = int(value.reshape([-1])[0])

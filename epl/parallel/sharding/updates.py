@@ -354,7 +354,7 @@ def _whole(tensor: tf.Tensor, placement: Placement) -> TensorInfo:
     shape = known.as_list()
     if placement.is_shard:
         shape[placement.dim] = placement.size
-    constant = tf.get_static_value(tensor) if tensor.shape.num_elements() in range(1, 1024) else None
+    constant = tf_compat.static_value(tensor) if tensor.shape.num_elements() in range(1, 1024) else None
     batch = placement.dim if placement.is_shard and placement.sizes is None else None
     return TensorInfo(tuple(shape), tensor.dtype.base_dtype, constant, batch)
 

@@ -30,6 +30,7 @@ from epl.parallel.split.region import (
 )
 from epl.parallel.split.shape_inference import OpenShape, closed_shape, open_shapes, shape_of
 from epl.parallel.split.step_times import FullOp, OpTensor, step_seconds
+from epl.utils import tf_compat
 from epl.utils.errors import PlanError
 from epl.utils.source_line import user_line
 
@@ -465,7 +466,7 @@ def _constant(tensor: tf.Tensor) -> Optional[np.ndarray]:
     if elements is None or elements > _CONSTANT_ELEMENTS:
         return None
     if tensor.op.type == "Const" or tensor.dtype in (tf.int32, tf.int64):
-        return tf.get_static_value(tensor)
+        return tf_compat.static_value(tensor)
     return None
 
 

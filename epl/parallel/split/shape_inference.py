@@ -99,7 +99,7 @@ def _add_source(
     node = graph_def.node.add(name=names[tensor])
     node.attr["dtype"].type = tensor.dtype.base_dtype.as_datatype_enum
     elements = tensor.shape.num_elements()
-    value = None if elements is None or elements > _CONSTANT_ELEMENTS else tf.get_static_value(tensor)
+    value = None if elements is None or elements > _CONSTANT_ELEMENTS else tf_compat.static_value(tensor)
     if value is not None:
         node.op = "Const"
         node.attr["value"].tensor.CopyFrom(tf.make_tensor_proto(value, tensor.dtype.base_dtype))

@@ -445,6 +445,19 @@ def has_kernel(op_type: str, type_attr: str, dtype: tf.DType, device_type: str) 
     return False
 
 
+def static_value(tensor: tf.Tensor) -> Any:
+    """What `tf.get_static_value` gives: the value of a tensor that is known without a run, or None.
+
+    TensorFlow lets nobody feed a tensor whose value was asked for. The user may still do so here.
+    """
+    graph = tensor.graph
+    graph.prevent_feeding = lambda _: None
+    try:
+        return tf.get_static_value(tensor)
+    finally:
+        del graph.prevent_feeding
+
+
 def evaluate_constant(tensor: tf.Tensor) -> Any:
     """The value of a tensor that TensorFlow can compute while it builds the graph; None if it cannot."""
     return c_api.TF_TryEvaluateConstant_wrapper(tensor.graph._c_graph, tensor._as_tf_output())
