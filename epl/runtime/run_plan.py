@@ -226,6 +226,9 @@ class RunPlanner:
         self._counted = {view.index[name] for name in rewrite.counted}
         self._weights = {view.index[weight.op.name] for weight in rewrite.weights[:1]} if self._counted else set()
         self._rows_shown = rewrite.graph.state_of(ReplicaRows) or ReplicaRows()
+        # Writes that take the mean of all replicas, in runs that need the other workers anyhow.
+        unaveraged = self._rows_shown.unaveraged if rewrite.plan.workers > 1 else ()
+        self._averaged = {view.index[op] for one in unaveraged for op in one.ops}
         sharded = rewrite.sharded
         self._metrics = rewrite.graph.state_of(MetricFeeds) or MetricFeeds({}, {}, "")
         self._choices = [] if sharded is None else initialized_values(sharded)
@@ -438,7 +441,10 @@ class RunPlanner:
             and any(self._view.index.get(op) in needed for op in one.ops)
         )
         if not differentiates:
-            return in_run
+            writes = set() if needed & self._of_all_rows else needed & self._averaged
+            return in_run + tuple(
+                one for one in found.unaveraged if any(self._view.index[op] in writes for op in one.ops)
+            )
         own = fetched(found, fetches, self._rewrite.plan.workers)
         parts = self._rewrite.local_replicas * self._rewrite.plan.num_micro_batch
         shown = {} if self._fetches is None else self._fetches.shown()
@@ -490,9 +496,9 @@ class RunPlanner:
     def _only_shows(self, asked: Asked) -> bool:
         """Whether a run takes statistics, and neither trains nor merges: it needs none but this worker.
 
-        It may write what each replica has for itself, such as metrics.
+        It may write what each replica has for itself, such as metrics, and moving averages, each from its own rows.
         """
-        changes = self._gradients | self._all_boundaries | self._global_writes
+        changes = self._gradients | self._all_boundaries | (self._global_writes - self._averaged)
         return (
             bool(asked.needed & self._of_all_rows) and not asked.needed & changes and not self._merges_globally(asked)
         )

@@ -108,6 +108,12 @@ def test_moving_averages_are_the_mean_of_the_replicas(
     assert len(answers[0].results["collectives"][0]) == 1
 
 
+def test_a_worker_that_updates_averages_alone_waits_for_no_other_and_is_told(oracle: Oracle) -> None:
+    answers = oracle.plan((2, 1), batch_norms.statistics, norm="layers", shares=(8, 8), alone=True)
+    assert "block1_norm_a/moving_mean" in [line.split(" ")[0] for line in replica_differences(answers)]
+    assert ["writes `block1_norm_shortcut/moving_mean`" in answer.log for answer in answers] == [True, False]
+
+
 @pytest.mark.parametrize("norm,config", [("layers", {"replicate__state": "each"}), ("chosen", {})])
 def test_moving_averages_of_each_replica_are_told(oracle: Oracle, norm: str, config: Dict[str, Any]) -> None:
     """As the script asks for them; or as they are written in a branch."""

@@ -87,6 +87,7 @@ class ReplicaRows(NamedTuple):
       findings: the worst first: writes, ops that mix rows before the loss, shown values.
       whole: the writes that are to take values of all rows; they are no findings.
       averaged: the writes that are to take the mean of the replicas' values, by collective; they are no findings.
+      unaveraged: the findings of a run without gradients for those, if it does not wait for other workers.
       lowered: names of the writes that take values of all replicas already.
       scalars: the scalars that are to be shown of the rows of all replicas of a process.
       merged: names of the ops of those that are shown so already.
@@ -101,6 +102,7 @@ class ReplicaRows(NamedTuple):
     findings: Tuple[RowFinding, ...] = ()
     whole: Optional[WholeWrites] = None
     averaged: Tuple[Tuple[AveragedWrite, ...], ...] = ()
+    unaveraged: Tuple[RowFinding, ...] = ()
     lowered: FrozenSet[str] = frozenset()
     scalars: Optional[WholeScalars] = None
     merged: FrozenSet[str] = frozenset()
@@ -181,6 +183,7 @@ def find(
         writing = [(node, variable) for node, variable in writing if node not in right]
     whole = None
     averaged: Tuple[Tuple[AveragedWrite, ...], ...] = ()
+    unaveraged: List[Tuple[int, str]] = []
     made_alike: Set[int] = set()
     trained = frozenset(one.op.name for one in graph.tf_graph.get_collection(tf.GraphKeys.TRAINABLE_VARIABLES))
     if writing and state == "all" and one_part:
@@ -190,8 +193,10 @@ def find(
         left = [node for node in candidates if node not in made_alike]
         if left and flow.mixing:
             own_means = RowFlow(graph.tf_graph, view, nodes, sources, own_means=before_loss)
-            averaged = choose_averaged(graph.tf_graph, view, own_means, left)
+            before = [view.ancestors([view.index[y.op.name]]) for call in calls for y in call.ys]
+            averaged = choose_averaged(graph.tf_graph, view, own_means, left, before)
             made_alike.update(view.index[write.op] for group in averaged for write in group)
+            unaveraged = [(node, variable) for node, variable in writing if node in made_alike.intersection(left)]
         writing = [(node, variable) for node, variable in writing if node not in made_alike]
     writing += [
         (node, view.nodes[view.variable_inputs(node)[0]].name)
@@ -209,7 +214,11 @@ def find(
     findings = [RowFinding(WRITES, *at, _in_words(variables, plan)) for at, variables in names.by_place(writing)]
     findings += [RowFinding(MIXES, *at, whats[0] + _on_the_way(plan)) for at, whats in names.by_place(mixing)]
     findings += [RowFinding(SHOWS, *at, f"shows {_of_part(tensors, found)}") for at, tensors in names.by_place(shown)]
-    return found._replace(findings=tuple(findings), whole=whole, averaged=averaged, lowered=lowered)
+    told = [RowFinding(WRITES, *at, _in_words(variables, plan)) for at, variables in names.by_place(unaveraged)]
+    return found._replace(
+        findings=tuple(findings), whole=whole, averaged=averaged, lowered=lowered,
+        unaveraged=found.unaveraged + tuple(told),
+    )  # fmt: skip
 
 
 def _find_scalars(

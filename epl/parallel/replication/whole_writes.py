@@ -11,12 +11,12 @@ writes stay those of each replica:
 Of the last ones, those that write means get the mean of what the replicas would write: `average_writes.py`.
 """
 
-from typing import AbstractSet, Dict, List, NamedTuple, Sequence, Set, Tuple
+from typing import AbstractSet, Dict, FrozenSet, Hashable, List, NamedTuple, Sequence, Set, Tuple
 
 import tensorflow.compat.v1 as tf
 
 from epl.ir import op_types
-from epl.ir.dataflow import data_inputs
+from epl.ir.dataflow import data_descendants, data_inputs
 from epl.ir.view import GraphView
 from epl.parallel.sharding.row_flow import PARTIAL_SUM, ROWS, STATISTIC, Flow, Output, RowFlow
 from epl.parallel.sharding.row_lowering import RowLowering
@@ -47,36 +47,74 @@ class AveragedWrite(NamedTuple):
     position: int
 
 
+class _Group(NamedTuple):
+    """Writes that one collective serves: what they have in common, their nodes, and they."""
+
+    key: Hashable
+    nodes: Set[int]
+    writes: List[AveragedWrite]
+
+
 def choose_averaged(
-    tf_graph: tf.Graph, view: GraphView, flow: RowFlow, writing: Sequence[int]
+    tf_graph: tf.Graph, view: GraphView, flow: RowFlow, writing: Sequence[int], before: Sequence[AbstractSet[int]]
 ) -> Tuple[Tuple[AveragedWrite, ...], ...]:
     """The writes of means of a replica's rows, in groups that one collective serves.
 
-    Writes of a group need the same data, and none of them is made before what another one takes is computed: a layer
-    may wait for the averages of the one before it.
+    Writes of a group need the same data and belong to the same losses, so that a run which makes one of them computes
+    nothing of another model. None of them is made before what another one takes is computed: a layer may wait for the
+    averages of the one before it.
 
     Args:
       tf_graph: the graph.
       view: of it.
       flow: of the rows through what the writes take, with the means of a replica as its own (`own_means`).
       writing: the writes of rows that are not to be whole.
+      before: by loss, the nodes that it is computed from.
     """
     sources = set(view.of_types(op_types.DATA_SOURCES)).union(view.user_placeholders())
-    groups: List[Tuple[Set[int], tf.DType, AbstractSet[int], List[AveragedWrite]]] = []
+    groups: List[_Group] = []
     for node in _in_order(view, set(writing)):
         position = _position_of_mean(tf_graph, view, flow, node)
         if position < 0:
             continue
         operation = tf_graph.get_operation_by_name(view.nodes[node].name)
-        dtype = operation.inputs[position].dtype.base_dtype
-        needed = view.ancestors([data_inputs(view, node)[position][0]])
-        data = needed & sources
-        if groups and groups[-1][1:3] == (dtype, data) and groups[-1][0].isdisjoint(needed):
-            groups[-1][0].add(node)
-        else:
-            groups.append(({node}, dtype, data, []))
-        groups[-1][3].append(AveragedWrite(operation.name, position))
-    return tuple(tuple(writes) for _, _, _, writes in groups)
+        value = data_inputs(view, node)[position][0]
+        needed = view.ancestors([value])
+        losses = _losses_of(view, value, before, data_descendants(view, needed & sources, set()) - sources)
+        key = operation.inputs[position].dtype.base_dtype, frozenset(needed & sources), losses
+        group = _group_of(groups, key, needed)
+        group.nodes.add(node)
+        group.writes.append(AveragedWrite(operation.name, position))
+    return tuple(tuple(group.writes) for group in groups)
+
+
+def _losses_of(
+    view: GraphView, value: int, before: Sequence[AbstractSet[int]], of_data: AbstractSet[int]
+) -> FrozenSet[int]:
+    """The losses that take what a value is computed from last, on each way back from it."""
+    found: Set[int] = set()
+    seen: Set[int] = set()
+    stack = [value]
+    while stack:
+        node = stack.pop()
+        if node in seen or node not in of_data:
+            continue
+        seen.add(node)
+        own = {loss for loss, nodes in enumerate(before) if node in nodes}
+        found |= own
+        stack += [] if own else [one for one, _ in data_inputs(view, node)]
+    return frozenset(found)
+
+
+def _group_of(groups: List[_Group], key: Hashable, needed: AbstractSet[int]) -> _Group:
+    """The last group with a key, or a new one where the write waits for one of that group, or of a later one."""
+    for group in reversed(groups):
+        if not group.nodes.isdisjoint(needed):
+            break
+        if group.key == key:
+            return group
+    groups.append(_Group(key, set(), []))
+    return groups[-1]
 
 
 def _position_of_mean(tf_graph: tf.Graph, view: GraphView, flow: RowFlow, node: int) -> int:

@@ -145,11 +145,14 @@ def train(
         ctx.record_variables(sess)
 
 
-def statistics(ctx: Context, norm: str, shares: Sequence[int], part: int = -1, **config: Any) -> None:
+def statistics(
+    ctx: Context, norm: str, shares: Sequence[int], part: int = -1, alone: bool = False, **config: Any
+) -> None:
     """Updates moving averages in steps that leave the weights alone; reads batches with `shares` rows of each replica.
 
-    Plain, `part` says of which replica the rows are. The averages are updated once more without a training step, on
-    what is read, and once by hand, on rows that are fed.
+    Plain, `part` says of which replica the rows are. The averages are updated once more on what is read, in a job of
+    one worker without a training step, and once by hand, on rows that are fed. `alone`: the first worker alone does
+    the former, without a training step.
     """
     ctx.init(**config)
     data, ends = samples(), np.cumsum(shares)
@@ -169,7 +172,8 @@ def statistics(ctx: Context, norm: str, shares: Sequence[int], part: int = -1, *
         sess.run(tf.global_variables_initializer())
         for _ in range(STEPS - 1):
             sess.run(train_op)
-        sess.run(updates)
+        if not alone or ctx.worker == 0:
+            sess.run(train_op if ctx.workers > 1 and not alone else updates)
         fed = {x: data.x[:5] * 3 + 5, y: data.y[:5]}
         sess.run(updates, fed)
         ctx.record_variables(sess)
