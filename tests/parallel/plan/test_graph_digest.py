@@ -194,6 +194,7 @@ def test_the_order_of_arguments_and_outputs_does_not_count(digest):
     assert tops[0] == tops[1] and len(set(tops)) == 3
 
 
+@pytest.mark.tensorflow("1", reason="what TensorFlow 2 keeps for the gradient of a loop depends on the order")
 def test_the_order_of_what_a_loop_keeps_does_not_count(digest):
     def ordered(names, shown, steps=3):
         def extra(hidden):
