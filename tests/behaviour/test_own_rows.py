@@ -190,6 +190,13 @@ def slopes_of_a_mean(small: Small) -> tf.Operation:
     return _train(small.loss + tf.reduce_mean(tf.square(lengths - 1)))  # told
 
 
+def slopes_of_a_mean_of_a_larger_value(small: Small) -> tf.Operation:
+    """The same behind a leaky relu that is written as a maximum, whose gradient selects."""
+    larger = tf.maximum(0.2 * small.logits, small.logits)
+    (slopes,) = tf.gradients(tf.reduce_mean(larger), [small.hidden])
+    return _train(small.loss + tf.reduce_mean(tf.square(slopes)))  # told
+
+
 def squared_slopes_of_a_mean(small: Small) -> tf.Operation:
     """R1 with the slopes of a mean."""
     (slopes,) = tf.gradients(tf.reduce_mean(tf.square(small.logits)), [small.hidden])
@@ -269,7 +276,7 @@ TOLD: List[Model] = [
     *WRITES, masked_mean, all_pairs, batch_norm, fused_batch_norm, batch_moments,
     hardest_rows, sorted_rows, picked_rows, different_classes, class_means, root_of_a_mean,
     triplet, nt_xent, barlow_twins, focal, prototypes, path_length_to_own_mean, norm_of_a_gradient,
-    slopes_of_a_mean, squared_slopes_of_a_mean,
+    slopes_of_a_mean, slopes_of_a_mean_of_a_larger_value, squared_slopes_of_a_mean,
 ]  # fmt: skip
 EXACT: List[Model] = [
     of_weights, mean_of_losses, gradient_penalty, directions, divided_by_rows, own_words, recurrent, bags_of_words,

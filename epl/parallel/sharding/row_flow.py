@@ -36,6 +36,8 @@ SAME_KIND, ROWS, PARTIAL_SUM, COUNT = "same", "rows", "partial", "count"
 _OWN, _UNKNOWN = "own", "unknown"
 _RANKS = 1 << 30  # more than any size: rules cut no other dimension than the rows
 _CONSTANT_ELEMENTS = 64
+_PRODUCTS = frozenset(["BatchMatMul", "BatchMatMulV2", "MatMul", "Mul"])
+_SELECTS = frozenset(["Select", "SelectV2"])
 _DIVISIONS = frozenset(["Div", "DivNoNan", "FloorDiv", "RealDiv", "TruncateDiv"])
 # Ops that give their first input, and may look at it.
 _SHOWS = frozenset(["CheckNumerics", "EnsureShape", "Identity", "Print", "StopGradient"])
@@ -544,15 +546,27 @@ def _degree(op_type: str, inputs: Sequence[Flow]) -> Optional[float]:
     """How a product, a quotient or anything else of values grows with the number of rows; None if it is not known."""
     is_shape = [flow.kind == COUNT and flow.dim >= 0 for flow in inputs]
     degrees = [flow.degree for flow, shape in zip(inputs, is_shape) if not (flow.kind == SAME_KIND or shape)]
+    if op_type in _SELECTS:
+        return _degree_of_either([flow.degree for flow in inputs[1:] if flow.kind != SAME_KIND])
     if None in degrees or not degrees:
         return None if degrees else 0
     if op_type in _POWERS:
         return degrees[0] * _POWERS[op_type]  # type: ignore[operator]
-    if op_type == "Mul" or (op_type.endswith("Grad") and degrees.count(0) >= len(degrees) - 1):  # linear in a gradient
+    if op_type in _PRODUCTS or (
+        op_type.endswith("Grad") and degrees.count(0) >= len(degrees) - 1
+    ):  # linear in a gradient
         return sum(degrees)  # type: ignore[arg-type]
     if op_type in _DIVISIONS:
         return inputs[0].degree - inputs[1].degree  # type: ignore[operator]
     return degrees[0] if len(set(degrees)) == 1 else None
+
+
+def _degree_of_either(degrees: Sequence[Optional[float]]) -> Optional[float]:
+    """The degree of what is chosen among values; divided rows count where they lie among others, such as zeros."""
+    known = [degree for degree in degrees if degree is not None]
+    if len(known) < len(degrees) or (len(set(known)) > 1 and min(known) >= 0):
+        return None
+    return min(known, default=0)
 
 
 # ---- Rules.
