@@ -226,7 +226,7 @@ class RunPlanner:
         self._counted = {view.index[name] for name in rewrite.counted}
         self._weights = {view.index[weight.op.name] for weight in rewrite.weights[:1]} if self._counted else set()
         self._rows_shown = rewrite.graph.state_of(ReplicaRows) or ReplicaRows()
-        # Writes that take the mean of all replicas, in runs that need the other workers anyhow.
+        # Writes of the mean of all replicas, which runs without gradients make from the rows of each.
         unaveraged = self._rows_shown.unaveraged if rewrite.plan.workers > 1 else ()
         self._averaged = {view.index[op] for one in unaveraged for op in one.ops}
         sharded = rewrite.sharded

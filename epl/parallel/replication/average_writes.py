@@ -8,14 +8,16 @@
 The values of a group of writes travel together, in one collective. `whole_writes.py` has chosen them. The mean of the
 replicas' means is that of all rows; the mean of their variances leaves out how far the means are apart.
 
-A write by hand, a run without gradients in which every replica is fed all rows, runs no collective.
+No collective runs in a write by hand, a run without gradients in which every replica is fed all rows. Nor does one run
+where a job of several workers reads data without gradients, as the others may not do so: each replica then writes from
+its own rows, which is told (`replica_rows.py`, `epl/runtime/run_plan.py`).
 """
 
 from typing import List, Sequence
 
 import tensorflow.compat.v1 as tf
 
-from epl.ops.weighing import weighed
+from epl.parallel.replication.merge_outputs import mean_of_all
 from epl.parallel.replication.replica_rows import ReplicaRows
 from epl.parallel.replication.whole_writes import AveragedWrite
 from epl.parallel.rewriting.by_hand import unless_by_hand
@@ -41,16 +43,11 @@ def _average(rewrite: RewriteContext, number: int, group: Sequence[AveragedWrite
     values = [op.inputs[write.position] for op, write in zip(ops, group)]
     name = f"averaged_writes/{number}"
     communicator = rewrite.communicator(f"{rewrite.plan.name}/{name}")
-    dtype = values[0].dtype.base_dtype
-    wide = dtype if dtype in (tf.float32, tf.float64) else tf.float32
     weight = rewrite.weight
     assert weight is not None  # there are several replicas
 
     def mean(own: tf.Tensor) -> tf.Tensor:
-        share = tf.cast(weight, wide)
-        sent = [weighed(tf.cast(own, wide), share), share]
-        total, rows = communicator.all_reduce(sent, rewrite.base_rank, name, "sum")
-        return tf.cast(total / rows, dtype)
+        return mean_of_all(communicator, rewrite.base_rank, name, own, weight)[0]
 
     whole, _ = unless_by_hand(rewrite, tf.concat([tf.reshape(one, [-1]) for one in values], 0), mean)
     sizes = [one.shape.num_elements() for one in values]

@@ -15,7 +15,7 @@ from typing import Any, Callable, List, Sequence, Tuple
 import tensorflow.compat.v1 as tf
 
 from epl.ops.communicator import Communicator
-from epl.ops.weighing import weighed
+from epl.parallel.replication.merge_outputs import mean_of_all
 from epl.parallel.replication.replica_rows import ReplicaRows
 from epl.parallel.replication.whole_writes import WholeWrites
 from epl.parallel.replication.wholes import Values, Wholes, gathered
@@ -70,15 +70,7 @@ class _Wholes(Wholes):
         return self._collective(values[0], lambda c, r, k, t: c.all_reduce(t, r, k, "sum"))
 
     def _mean(self, values: Values, rows: Values) -> tf.Tensor:
-        (tensor,) = values
-        wide = tensor.dtype if tensor.dtype in (tf.float32, tf.float64) else tf.float32
-        weight = tf.cast(rows[0], wide)
-
-        def mean(communicator: Communicator, rank: int, key: str, own: tf.Tensor) -> tf.Tensor:
-            total, count = communicator.all_reduce([weighed(tf.cast(own, wide), weight), weight], rank, key, "sum")
-            return tf.cast(total / count, own.dtype)
-
-        return self._collective(tensor, mean)
+        return self._collective(values[0], lambda c, r, k, t: mean_of_all(c, r, k, t, rows[0])[0])
 
     def _concat(self, values: Values, dim: int) -> tf.Tensor:
         return gathered(values[0], dim, lambda rows: self._collective(rows, lambda c, r, k, t: c.all_gather(t, r, k)))

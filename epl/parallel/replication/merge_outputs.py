@@ -15,6 +15,7 @@ import tensorflow.compat.v1 as tf
 from epl.ir import op_types
 from epl.ir.clone import SAME, clone_nodes
 from epl.ir.dataflow import data_descendants
+from epl.ops.communicator import Communicator
 from epl.ops.op_types import COLLECTIVE_OP_TYPES
 from epl.ops.weighing import weighed
 from epl.parallel.plan.plan import Output, split_groups
@@ -115,9 +116,25 @@ def _merge_global(rewrite: RewriteContext, output: Output, tensor: tf.Tensor) ->
     if output.merge == "sum":
         merged = communicator.all_reduce(tensor, rank, key, "sum")
         return merged, _collective_of(merged)
+    merged, total = mean_of_all(communicator, rank, key, tensor, weight)
+    return merged, _collective_of(total)
+
+
+def mean_of_all(
+    communicator: Communicator, rank: int, key: str, tensor: tf.Tensor, weight: tf.Tensor
+) -> Tuple[tf.Tensor, tf.Tensor]:
+    """The mean of the tensors of all ranks, each with its weight, by one collective; the sum that it is made of.
+
+    Args:
+      communicator: of the ranks.
+      rank: the local rank that this is built for.
+      key: names the collective.
+      tensor: of this rank.
+      weight: a scalar; a tensor of weight 0 does not count, whatever it is.
+    """
     weighed = _weighed(tensor, weight)
-    total, rows = communicator.all_reduce([weighed, tf.cast(weight, weighed.dtype)], rank, key, "sum")
-    return tf.cast(total / rows, tensor.dtype), _collective_of(total)
+    total, weights = communicator.all_reduce([weighed, tf.cast(weight, weighed.dtype)], rank, key, "sum")
+    return tf.cast(total / weights, tensor.dtype), total
 
 
 def _weighed(tensor: tf.Tensor, weight: tf.Tensor) -> tf.Tensor:

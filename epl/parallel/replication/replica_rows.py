@@ -195,8 +195,9 @@ def find(
             own_means = RowFlow(graph.tf_graph, view, nodes, sources, own_means=before_loss)
             before = [view.ancestors([view.index[y.op.name]]) for call in calls for y in call.ys]
             averaged = choose_averaged(graph.tf_graph, view, own_means, left, before)
-            made_alike.update(view.index[write.op] for group in averaged for write in group)
-            unaveraged = [(node, variable) for node, variable in writing if node in made_alike.intersection(left)]
+            means = {view.index[write.op] for group in averaged for write in group}
+            made_alike |= means
+            unaveraged = [(node, variable) for node, variable in writing if node in means]
         writing = [(node, variable) for node, variable in writing if node not in made_alike]
     writing += [
         (node, view.nodes[view.variable_inputs(node)[0]].name)
@@ -211,13 +212,12 @@ def find(
     known = found.same.union(output.tensor for output in plan.outputs + found.outputs)
     shown = _shown_values(view, known | found.of_rows if plan.workers == 1 else known - found.of_rows)
     names = _Names(graph, view, found.users)
-    findings = [RowFinding(WRITES, *at, _in_words(variables, plan)) for at, variables in names.by_place(writing)]
+    findings = _written(names, writing, plan)
     findings += [RowFinding(MIXES, *at, whats[0] + _on_the_way(plan)) for at, whats in names.by_place(mixing)]
     findings += [RowFinding(SHOWS, *at, f"shows {_of_part(tensors, found)}") for at, tensors in names.by_place(shown)]
-    told = [RowFinding(WRITES, *at, _in_words(variables, plan)) for at, variables in names.by_place(unaveraged)]
     return found._replace(
         findings=tuple(findings), whole=whole, averaged=averaged, lowered=lowered,
-        unaveraged=found.unaveraged + tuple(told),
+        unaveraged=found.unaveraged + tuple(_written(names, unaveraged, plan)),
     )  # fmt: skip
 
 
@@ -504,6 +504,10 @@ class _Names:
             ((tuple(name for name, _ in ops), place), list(dict.fromkeys(what for _, what in ops)))
             for place, ops in places.items()
         ]
+
+
+def _written(names: _Names, writing: Sequence[Tuple[int, str]], plan: Plan) -> List[RowFinding]:
+    return [RowFinding(WRITES, *at, _in_words(variables, plan)) for at, variables in names.by_place(writing)]
 
 
 def _on_the_way(plan: Plan) -> str:

@@ -544,17 +544,16 @@ def _unknown(inputs: Sequence[Flow]) -> Flow:
 
 def _degree(op_type: str, inputs: Sequence[Flow]) -> Optional[float]:
     """How a product, a quotient or anything else of values grows with the number of rows; None if it is not known."""
-    is_shape = [flow.kind == COUNT and flow.dim >= 0 for flow in inputs]
-    degrees = [flow.degree for flow, shape in zip(inputs, is_shape) if not (flow.kind == SAME_KIND or shape)]
     if op_type in _SELECTS:
         return _degree_of_either([flow.degree for flow in inputs[1:] if flow.kind != SAME_KIND])
+    is_shape = [flow.kind == COUNT and flow.dim >= 0 for flow in inputs]
+    degrees = [flow.degree for flow, shape in zip(inputs, is_shape) if not (flow.kind == SAME_KIND or shape)]
     if None in degrees or not degrees:
         return None if degrees else 0
     if op_type in _POWERS:
         return degrees[0] * _POWERS[op_type]  # type: ignore[operator]
-    if op_type in _PRODUCTS or (
-        op_type.endswith("Grad") and degrees.count(0) >= len(degrees) - 1
-    ):  # linear in a gradient
+    is_linear_in_one = op_type.endswith("Grad") and degrees.count(0) >= len(degrees) - 1
+    if op_type in _PRODUCTS or is_linear_in_one:
         return sum(degrees)  # type: ignore[arg-type]
     if op_type in _DIVISIONS:
         return inputs[0].degree - inputs[1].degree  # type: ignore[operator]
