@@ -63,8 +63,22 @@ class GraphOrigins(NamedTuple):
     located: int
 
 
+class _Found(NamedTuple):
+    """State of a graph (`Graph.state_of`): what was found when it had a number of ops."""
+
+    ops: int
+    origins: GraphOrigins
+
+
 def find_origins(graph: Graph) -> GraphOrigins:
     """The origins of the ops that a graph has now."""
+    known, ops = graph.state_of(_Found), tf_compat.num_nodes(graph.tf_graph)
+    if known is None or known.ops != ops:
+        known = graph.keep(_Found, _Found(ops, _find(graph)))
+    return known.origins
+
+
+def _find(graph: Graph) -> GraphOrigins:
     tf_graph = graph.tf_graph
     inserted = graph.inserted.by_name()
     counts = Counter(inserted.values())

@@ -14,8 +14,8 @@ from tests.examples import slurm
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 QUICKSTART = os.path.join(ROOT, "examples", "quickstart")
 
-# What a run may print: titles and commands, the launcher, EPL's line, progress, results. On a slow machine it prints more
-# lines of progress, which end with the time that is left.
+# What a run may print: titles and commands, the launcher, EPL's line, progress, results. On a slow machine there are
+# more lines of progress, which end with the time that is left.
 EXPECTED = re.compile(
     r"$|== |\$ |epl-launch: |\[worker 0\] EPL: 4 replicas = |(\[worker 0\] )?step \d+ of 1000: loss "
     r"|(One device|2 workers x 2 devices) +loss |(Checkpoints|Logs|) +/|Without GPUs the 4 devices share "

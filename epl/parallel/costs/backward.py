@@ -14,7 +14,7 @@ import tensorflow.compat.v1 as tf
 from epl.ir import node_wire
 from epl.ir.dataflow import SHAPE_OPS
 from epl.parallel.costs.ops import OpRun, kind_of
-from epl.parallel.costs.shapes import TensorType, has_assumed_rank
+from epl.parallel.costs.shapes import TensorType, is_assumed_rank
 from epl.planner.machine.op_kinds import Kind
 from epl.utils import tf_compat
 
@@ -104,7 +104,7 @@ def _differentiated(scratch: tf.Graph, op: Signature, name: str) -> Backward:
             before = tf_compat.last_op_id(scratch)
             gradients = gradient(forward, *seeds)
         if any(
-            has_assumed_rank(tensor.shape) for one in tf_compat.ops_since(scratch, before) for tensor in one.outputs
+            is_assumed_rank(output.shape.ndims) for op in tf_compat.ops_since(scratch, before) for output in op.outputs
         ):
             raise ValueError("the rank of a tensor depends on data")
     except (

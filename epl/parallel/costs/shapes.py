@@ -121,8 +121,10 @@ def types_of(tf_graph: tf.Graph, view: GraphView, nodes: Collection[int]) -> Typ
     """Shape and dtype of every output of some nodes, as the graph has them."""
     types = {}
     for node in nodes:
-        outputs = tf_graph.get_operation_by_name(view.nodes[node].name).outputs
-        types[node] = [TensorType(_shape(output.shape), output.dtype) for output in outputs]
+        types[node] = [
+            TensorType(None if shape is None or is_assumed_rank(len(shape)) else shape, dtype)
+            for shape, dtype in tf_compat.output_types(tf_graph, view.nodes[node].name)
+        ]
     return types
 
 
@@ -156,13 +158,9 @@ def _merged(shape: Shape, other: Shape) -> Shape:
     return tuple(second if first is None else first for first, second in zip(shape, other))
 
 
-def has_assumed_rank(shape: tf.TensorShape) -> bool:
+def is_assumed_rank(rank: Optional[int]) -> bool:
     """Whether a rank is the assumed length of a shape, such as one that is fed: no model has so many dimensions."""
-    return shape.ndims is not None and shape.ndims >= UNKNOWN_DIMENSION
-
-
-def _shape(shape: tf.TensorShape) -> Shape:
-    return None if shape.ndims is None or has_assumed_rank(shape) else tuple(shape.as_list())
+    return rank is not None and rank >= UNKNOWN_DIMENSION
 
 
 def _is_open(tensor: TensorType) -> bool:

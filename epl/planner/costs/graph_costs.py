@@ -142,7 +142,9 @@ class GraphCosts(ModelCosts):
           slots: those of the optimizer, as the attribute; None: as the graph has them, also in shards.
         """
         if slots is None:
-            slots = find_slots(GraphView(graph.tf_graph), found.trained, graph.state_of(ShardedVariables))
+            rewrite = graph.rewritten  # its view has the slots, each of them once
+            view = rewrite.view if rewrite is not None and rewrite.view is not None else GraphView(graph.tf_graph)
+            slots = find_slots(view, found.trained, graph.state_of(ShardedVariables))
         precision, note = find_precision(graph.tf_graph, found)
         costs = cls(graph.tf_graph, found.view, found.nodes, found.trained, slots, measured, precision)
         costs.notes += (note,) if note else ()

@@ -87,7 +87,13 @@ class MemoryEstimate(NamedTuple):
 
 
 class StepGraph:
-    """A graph as it runs, read once: the device and the role of each node."""
+    """A graph as it runs, read once: the device and the role of each node.
+
+    Attributes:
+      families: node -> its copy, for each further micro batch, replica, and micro batch of a replica.
+      same_as: copy -> the node that it is a copy of.
+      alike: copy -> a node whose tensors are as large: that which it is a copy of, or a copy in another replica.
+    """
 
     def __init__(self, tf_graph: tf.Graph) -> None:
         """Reads a graph, which was rewritten or needs no rewriting."""
@@ -95,8 +101,10 @@ class StepGraph:
         self.tf_graph = tf_graph
         self.rewrite: Optional[RewriteContext] = None if graph is None else graph.rewritten
         self.view = GraphView(tf_graph)
-        self.families = _families(self.view, self.rewrite)
+        by_replica = _families(self.view, self.rewrite)
+        self.families = [family for families in by_replica for family in families]
         self.same_as = {copy: node for family in self.families for node, copy in family.items()}
+        self.alike = _alike(self.view, by_replica)
         self.calls = [] if graph is None else list(graph.gradient_calls)
         self.gradients: Set[int] = set()  # nodes that compute the gradients of the backward passes
         self._graph = graph
@@ -166,8 +174,11 @@ class StepGraph:
         return found
 
 
-def _families(view: GraphView, rewrite: Optional[RewriteContext]) -> List[Dict[int, int]]:
-    """Node -> its copy, for each further micro batch, replica, and micro batch of a replica."""
+_Family = Dict[int, int]  # node -> its copy
+
+
+def _families(view: GraphView, rewrite: Optional[RewriteContext]) -> List[List[_Family]]:
+    """By local replica: its copies, but for replica 0, then those of each further micro batch."""
     if rewrite is None or rewrite.view is None:
         return []
     index = view.index
@@ -175,13 +186,29 @@ def _families(view: GraphView, rewrite: Optional[RewriteContext]) -> List[Dict[i
     prefixes = [rewrite.micro_prefix(number) for number in range(1, rewrite.plan.num_micro_batch)] if names else []
     further = [{index[name]: index[prefix + name] for name in names} for prefix in prefixes]
     copied = {copy for family in further for copy in family.values()}
-    families = list(further)
+    families = [further]
     cloned = [rewrite.view.nodes[node].name for node in sorted(rewrite.cloned)]
     for replica in range(1, rewrite.local_replicas):
         copies = {index[name]: index[rewrite.prefix(replica) + name] for name in cloned}
-        families.append({node: copy for node, copy in copies.items() if node not in copied})
-        families += [{node: copies[copy] for node, copy in family.items() if copy in copies} for family in further]
+        own = [{node: copy for node, copy in copies.items() if node not in copied}]
+        families.append(
+            own + [{node: copies[copy] for node, copy in family.items() if copy in copies} for family in further]
+        )
     return families
+
+
+def _alike(view: GraphView, by_replica: Sequence[Sequence[_Family]]) -> Dict[int, int]:
+    """Copy -> a node whose tensors are as large. Replicas whose variables differ in size, as shards may, are not."""
+    variables = view.of_types(op_types.VARIABLES)
+    first_of: Dict[Tuple[bytes, ...], _Family] = {}
+    alike: Dict[int, int] = {}
+    for replica, families in enumerate(by_replica):
+        copies = families[0] if replica else {}
+        sizes = tuple(view.nodes[copies.get(node, node)].attr["shape"].SerializeToString() for node in variables)
+        first = first_of.setdefault(sizes, copies)
+        for family in families:
+            alike.update((copy, first.get(node, node)) for node, copy in family.items() if copy != first.get(node))
+    return alike
 
 
 def find_devices(graph: StepGraph, nodes: Set[int], threads: int) -> EstimatedDevices:
@@ -231,7 +258,8 @@ def prepare(graph: StepGraph, ops: Sequence[str], fed: Mapping[str, Sequence[int
     fetched = frozenset(graph.view.index[name] for name in ops)
     device_type = "GPU" if any("GPU" in name for name in devices.names) else "CPU"
     step = EstimatedStep(nodes, fetched, fed)
-    made = make_program(graph.tf_graph, graph.view, step, devices, graph.same_as, graph.role_of, device_type)
+    view, role_of = graph.view, graph.role_of
+    made = make_program(graph.tf_graph, view, step, devices, graph.same_as, graph.alike, role_of, device_type)
     return StepEstimate(made, devices)
 
 

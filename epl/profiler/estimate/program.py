@@ -1,6 +1,6 @@
 """Makes the program of a step from a graph: types of tensors, times of ops, devices and roles.
 
-Copies of ops (replicas, micro batches) have the types of their originals, so shapes are inferred only once. Loops run
+Copies of ops (replicas, micro batches) have the types of others, so shapes are inferred only once for all. Loops run
 once; the tensors that they push on stacks and write into TensorArrays count once per iteration.
 """
 
@@ -89,6 +89,7 @@ def make_program(
     view: GraphView,
     step: EstimatedStep,
     devices: EstimatedDevices,
+    copies: Mapping[int, int],
     same_as: Mapping[int, int],
     role_of: Callable[[int], str],
     device_type: str,
@@ -100,11 +101,11 @@ def make_program(
       view: of it.
       step: the run.
       devices: its devices.
-      same_as: node that is a copy -> its original.
+      copies: node that is a copy -> its original.
+      same_as: node that is a copy -> a node whose tensors are as large.
       role_of: returns the role of the outputs of a node.
       device_type: "CPU" or "GPU": whose costs apply.
     """
-    copies, same_as = same_as, {} if _sizes_differ(view, same_as) else same_as
     types, notes = _types(tf_graph, view, step, same_as, copies)
     frames = costs_loops.loop_frames(view)
     ends = _loop_ends(view, step.nodes, frames)
@@ -125,15 +126,6 @@ def make_program(
         collectives=tuple(tuple(builder.number[node] for node in ranks) for ranks in collectives_of(view, order)),
     )
     return StepProgram(program, builder.order, types, frozenset(idle), tuple(notes + builder.notes))
-
-
-def _sizes_differ(view: GraphView, same_as: Mapping[int, int]) -> bool:
-    """Whether a copy of a variable has another size, as shards of given ratios have."""
-    return any(
-        view.nodes[node].attr["shape"] != view.nodes[same_as[node]].attr["shape"]
-        for node in view.of_types(op_types.VARIABLES)
-        if node in same_as
-    )
 
 
 def _pools(devices: EstimatedDevices) -> Tuple[Tuple[int, ...], Tuple[int, ...]]:
@@ -248,7 +240,7 @@ class _Builder:
         self._times = times_on(device_type)
         self._on_gpu = device_type == "GPU"
         self._transfers: Dict[Tuple[int, int, int], int] = {}
-        self._kernels: Dict[int, Tuple[float, bool, int]] = {}
+        self._kernels: Dict[int, Tuple[float, bool, int, bool]] = {}
         self._folding = Folding(view, types)
         self._runs = self._loop_runs(frames)
 
@@ -271,13 +263,12 @@ class _Builder:
         input_types = [types[p][output] for p, output in data_inputs(view, node)]
         outputs = types[node]
         if same not in self._kernels:
-            self._kernels[same] = self._kernel(view.nodes[node], input_types, outputs)
-        seconds, cheap, temporary = self._kernels[same]
+            self._kernels[same] = self._kernel(node, input_types, outputs)
+        seconds, cheap, temporary, unmoved = self._kernels[same]
         persistent = view.nodes[node].name in self._fed or op_type in _PERSISTENT | _SOURCES
         if persistent and op_type not in _PERSISTENT and self._on_gpu:
             persistent = not _is_gpu(self._devices.names[device])
         made = []
-        unmoved = op_type == "Transpose" and keeps_order(view, self._folding, node)
         for index, output in enumerate(outputs):
             size = 0 if persistent else num_bytes(output)
             alias = -1
@@ -308,12 +299,14 @@ class _Builder:
         self.ops.append(SimulatedOp(self._devices.of_node(node), 0.0, True, (), after, outputs, 0, (-1, 0)))
 
     def _kernel(
-        self, node: tf.NodeDef, inputs: Sequence[TensorType], outputs: Sequence[TensorType]
-    ) -> Tuple[float, bool, int]:
-        """Seconds of an op, whether it is cheap to start, and its temporary bytes."""
-        cost = op_cost(node, inputs, outputs)
-        temporary = kernels.temporary_bytes(node.op, inputs, outputs, self._on_gpu, os.cpu_count() or 1)
-        return self._times.seconds(cost), self._on_gpu or cost.kind == Kind.FREE, temporary
+        self, node: int, inputs: Sequence[TensorType], outputs: Sequence[TensorType]
+    ) -> Tuple[float, bool, int, bool]:
+        """Seconds of an op, whether it is cheap to start, its temporary bytes, and whether it moves nothing."""
+        found = self._view.nodes[node]
+        cost = op_cost(found, inputs, outputs)
+        temporary = kernels.temporary_bytes(found.op, inputs, outputs, self._on_gpu, os.cpu_count() or 1)
+        unmoved = found.op == "Transpose" and keeps_order(self._view, self._folding, node)
+        return self._times.seconds(cost), self._on_gpu or cost.kind == Kind.FREE, temporary, unmoved
 
     def _inputs(self, node: int, device: int) -> Tuple[Tuple[Tuple[int, int], ...], Tuple[int, ...]]:
         producers = data_inputs(self._view, node)

@@ -7,6 +7,7 @@ comment at each name says what it is used for.
     tf1.py      what TensorFlow 1.15 has in its own way
     tf2.py      the same names for TensorFlow 2 in graph mode
     bulk_import.py   what both share of the import of many nodes
+    tensors.py   and of what is known of a tensor
     chosen.py   the one of the two that fits
     common.py   what is the same in both, and what is made of the names above
 """

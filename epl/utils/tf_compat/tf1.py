@@ -5,6 +5,7 @@ from typing import Any, Callable, Dict, Iterable, List, Sequence, Set, Tuple
 import tensorflow as tf_api
 import tensorflow.compat.v1 as tf
 from tensorflow.python import pywrap_tensorflow as c_api  # bulk import of clones
+from tensorflow.python.framework import c_api_util
 from tensorflow.python.keras import backend, callbacks
 from tensorflow.python.keras.optimizer_v2 import optimizer_v2
 from tensorflow.python.ops import nn, nn_impl, resource_variable_ops, variables
@@ -12,14 +13,15 @@ from tensorflow.python.training import checkpoint_management, monitored_session,
 from tensorflow_estimator.python.estimator import training as estimator_training
 
 from epl.utils.tf_compat.bulk_import import import_options, imported, wrapping_operations
+from epl.utils.tf_compat.tensors import OutputType, output_type
 
 __all__ = [
     "ASSIGN_MODULES", "CALLBACK_MODULES", "CPU_ADDS_ROWS_IN_ORDER", "EVALUATION_LISTENERS", "KERAS_BACKENDS",
     "KERAS_OPTIMIZERS", "NN_MODULES", "RUN_CONFIGS", "TRAINING_EXECUTORS", "TRAIN_MODULES", "VARIABLE_CLASSES", "c_api",
     "c_operation", "executes_eagerly", "feeds_by_reference", "feeds_by_tensor", "frames_of", "has_keras_of_graphs",
     "import_nodes", "is_keras_3_model", "keep_when_optimized", "last_op_id", "name_latest_checkpoint", "num_functions",
-    "num_nodes", "op_def", "op_names", "ops_between", "set_devices", "turn_off_v2_behavior", "unknown_keras",
-    "untouched_names", "v2_behavior", "without_devices",
+    "num_nodes", "op_def", "op_names", "ops_between", "output_types", "set_devices", "turn_off_v2_behavior",
+    "unknown_keras", "untouched_names", "v2_behavior", "without_devices",
 ]  # fmt: skip
 
 # Whether kernels for the CPU add rows with equal indices in the order of the rows.
@@ -135,6 +137,19 @@ def last_op_id(graph: tf.Graph) -> int:
 def c_operation(graph: tf.Graph, name: str) -> Any:
     """The op of that name for the C API; it makes no Python object."""
     return c_api.TF_GraphOperationByName(graph._c_graph, name)
+
+
+def output_types(graph: tf.Graph, name: str) -> List[OutputType]:
+    """Sizes and dtype of every output of the op of that name; it makes no Python object of the op."""
+    if name not in untouched_names(graph):
+        return [output_type(output) for output in graph.get_operation_by_name(name).outputs]
+    c_op = c_operation(graph, name)
+    found = []
+    for output in [c_api_util.tf_output(c_op, at) for at in range(c_api.TF_OperationNumOutputs(c_op))]:
+        sizes, is_unknown = c_api.TF_GraphGetTensorShapeHelper(graph._c_graph, output)
+        shape = None if is_unknown else tuple(None if size == -1 else size for size in sizes)
+        found.append((shape, tf.as_dtype(c_api.TF_OperationOutputType(output))))
+    return found
 
 
 def set_devices(graph: tf.Graph, devices: Iterable[Tuple[str, str]]) -> None:

@@ -19,14 +19,15 @@ from tensorflow.python.util import deprecation
 
 from epl.utils.errors import GraphModeError
 from epl.utils.tf_compat.bulk_import import import_options, imported, wrapping_operations
+from epl.utils.tf_compat.tensors import OutputType, output_type
 
 __all__ = [
     "ASSIGN_MODULES", "CALLBACK_MODULES", "CPU_ADDS_ROWS_IN_ORDER", "EVALUATION_LISTENERS", "KERAS_BACKENDS",
     "KERAS_OPTIMIZERS", "NN_MODULES", "RUN_CONFIGS", "TRAINING_EXECUTORS", "TRAIN_MODULES", "VARIABLE_CLASSES", "c_api",
     "c_operation", "executes_eagerly", "feeds_by_reference", "feeds_by_tensor", "frames_of", "has_keras_of_graphs",
     "import_nodes", "is_keras_3_model", "keep_when_optimized", "last_op_id", "name_latest_checkpoint", "num_functions",
-    "num_nodes", "op_def", "op_names", "ops_between", "set_devices", "turn_off_v2_behavior", "unknown_keras",
-    "untouched_names", "v2_behavior", "without_devices",
+    "num_nodes", "op_def", "op_names", "ops_between", "output_types", "set_devices", "turn_off_v2_behavior",
+    "unknown_keras", "untouched_names", "v2_behavior", "without_devices",
 ]  # fmt: skip
 
 
@@ -194,6 +195,11 @@ def last_op_id(graph: tf.Graph) -> int:
 def c_operation(graph: tf.Graph, name: str) -> Any:
     """The op of that name for the C API."""
     return graph._get_operation_by_name(name)._c_op
+
+
+def output_types(graph: tf.Graph, name: str) -> List[OutputType]:
+    """Sizes and dtype of every output of the op of that name."""
+    return [output_type(output) for output in graph._get_operation_by_name(name).outputs]
 
 
 def set_devices(graph: tf.Graph, devices: Iterable[Tuple[str, str]]) -> None:

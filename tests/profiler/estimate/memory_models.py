@@ -89,13 +89,13 @@ class Bert:
 class SplitHead:
     """Dense layers, and a head of many classes in `epl.split` (with `cluster.colocate_split_and_replicate`)."""
 
-    def __init__(self, classes=20000, width=128, rows=64, layers=2):
+    def __init__(self, classes=20000, width=128, rows=64, layers=2, parts=2):
         x = hidden = tf.placeholder(tf.float32, [None, width], "x")
         y = tf.placeholder(tf.int32, [None], "y")
         with epl.replicate(1):
             for layer in range(layers):
                 hidden = tf.layers.dense(hidden, width, tf.tanh, name=f"l{layer}")
-        with epl.split(2):
+        with epl.split(parts):
             logits = tf.layers.dense(hidden, classes, name="head")
             losses = tf.nn.sparse_softmax_cross_entropy_with_logits(labels=y, logits=logits)
             self.loss = tf.reduce_mean(losses)

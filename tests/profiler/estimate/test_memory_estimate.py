@@ -16,6 +16,7 @@ from epl.parallel.costs.shapes import TensorType
 from epl.parallel.plan import communicators
 from epl.planner.machine.collective_algorithms import NCCL_PACK_BYTES
 from epl.profiler import memory, step_stats
+from epl.profiler.estimate import estimate as estimates
 from epl.profiler.estimate.report import describe
 from epl.profiler.memory_estimate import MemoryEstimateHook, memory_estimate
 from epl.utils import tf_compat
@@ -184,6 +185,18 @@ def test_what_is_offloaded_counts_for_the_host(init, stages):
 def test_the_peak_of_a_split_head(init, devices):
     begin(init, devices=devices, cluster__colocate_split_and_replicate=True)
     assert_close(SplitHead(), tolerance=0.02)
+
+
+def test_copies_of_equal_sizes_count_as_if_each_was_inferred(init, monkeypatch):
+    begin(init, devices=4, cluster__colocate_split_and_replicate=True)
+    model = SplitHead(classes=1002, width=16, layers=1, parts=4)  # shards of 251, 251, 250 and 250 classes
+    found = memory_estimate(model.train_op, model.feed, THREADS, advise=False)
+    graph = estimates.StepGraph(tf.get_default_graph())
+    of_replica = {copy: node for copy, node in graph.alike.items() if graph.view.types[copy] == "MatMul"}
+    assert {graph.view.nodes[node].name.partition("/")[0] for node in of_replica.values()} >= {"EPL_REPLICA_2", "l0"}
+    monkeypatch.setattr(estimates, "_alike", lambda view, by_replica: {})
+    assert memory_estimate(model.train_op, model.feed, THREADS, advise=False) == found
+    assert len({device.weights for device in found.devices}) == 2
 
 
 @pytest.mark.parametrize("devices, width, share", [(2, 512, 0.95), (3, 500, 0.8)])
