@@ -5,6 +5,7 @@ they have for the session.
 """
 
 import logging
+import math
 import os
 from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
@@ -88,7 +89,7 @@ def prepare_run(fetches: Any, feed_dict: Optional[Dict[Any, Any]] = None, thread
     tf_graph = tf.get_default_graph()
     transformation.transform(tf_graph)
     elements = [tf_graph.as_graph_element(item) for item in tf.nest.flatten(fetches) if item is not None]
-    feeds = _arrays(tf_graph, feed_dict or {})
+    feeds = _of_built(tf_graph, _by_tensor(tf_graph, _arrays(tf_graph, feed_dict or {})))
     names, fed = _step(tf_graph, elements, feeds)
     graph = StepGraph(tf_graph)
     return PreparedRun(graph, prepare(graph, names, fed, threads or os.cpu_count() or 1), names, fed)
@@ -103,6 +104,21 @@ def _arrays(tf_graph: tf.Graph, feed_dict: Dict[Any, Any]) -> Dict[Any, Any]:
             value = np.broadcast_to(np.zeros([], tensor.dtype.as_numpy_dtype), value.as_list())
         arrays[key] = value
     return arrays
+
+
+def _of_built(tf_graph: tf.Graph, feeds: Dict[tf.Tensor, Any]) -> Dict[tf.Tensor, Any]:
+    """The rows that the replicas get that are built: a plan needs not all of them."""
+    graph = Graph.of(tf_graph)
+    rewrite = None if graph is None else graph.rewritten
+    if rewrite is None or rewrite.local_replicas == rewrite.process_replicas:
+        return feeds
+    part = rewrite.local_replicas / rewrite.process_replicas
+    return {
+        tensor: value[: math.ceil(len(value) * part)]
+        if tensor.shape.ndims and tensor.shape.as_list()[0] is None
+        else value
+        for tensor, value in feeds.items()
+    }
 
 
 def _step(tf_graph: tf.Graph, elements: Sequence[Any], feed_dict: Dict[Any, Any]) -> Tuple[List[str], Shapes]:

@@ -355,6 +355,19 @@ def test_workers_that_are_not_there(plan, tmp_path, devices, settings, source, s
     assert (strategy.workers, strategy.devices) == (workers, of_each)
 
 
+@pytest.mark.parametrize(
+    "machine, devices, balance, built",
+    [("2x4*v100-32,eth-25", "2x4", "even", 1), ("2*v100-32+2*p100-16,eth-25", "2x2", "speed", 2)],
+    ids=["alike", "rows by speed"],
+)
+def test_replicas_that_are_alike_are_built_once(plan, machine, devices, balance, built):
+    where = ["--machine", machine, "--devices", devices, "--rows", "65536", "--set", f"auto.balance={balance}"]
+    code, out, error = plan(where, SCRIPT.replace("x, 8,", "x, 10000,"))
+    assert code == 0, error
+    assert out.count("  /device:CPU:") == built
+    assert ("note: of the 4 replicas of this worker, each needs about as much" in out) == (built == 1)
+
+
 def test_collectives_over_machines_are_those_of_the_job(plan, tmp_path):
     """8 workers on 2 machines: what the plan says of them is what the simulation counts."""
     source, seconds = SCRIPT.replace("x, 8,", "x, 100000,"), {}

@@ -30,6 +30,7 @@ from epl.ir.taskgraph import PHASE_ATTR, TASKGRAPH_ATTR
 from epl.ir.view import GraphView
 from epl.ops.communicator import Communicator
 from epl.ops.communicator_groups import SubCommunicators
+from epl.parallel.plan.agreement import is_imagined
 from epl.parallel.plan.communicators import PROCESSES, ranks_of_stage, shard_holders, transport_of
 from epl.parallel.plan.gradient_groups import BoundaryGroup
 from epl.parallel.plan.plan import GradientGroup, Plan, host_of_device, ranks_of, world_size
@@ -142,6 +143,7 @@ class RewriteContext:
     pass may set and read which value is checked by `contracts.py`.
 
     Attributes:
+      is_imagined: whether only a plan is made, and nothing runs.
       running: the pass that runs.
       graph, tf_graph, plan, config, cluster: the model, its graph, the plan, the settings and the devices.
       groups: the groups of gradient boundaries, in the order of `plan.groups`.
@@ -202,6 +204,7 @@ class RewriteContext:
         cluster: Cluster,
     ) -> None:
         self.running: Optional[Pass] = None
+        self.is_imagined = is_imagined()
         self.earlier: Optional[RewriteContext] = None
         self.first_new = 0
         self.copied: FrozenSet[str] = frozenset()
@@ -317,9 +320,14 @@ class RewriteContext:
         return ranks_of(self.plan, self.cluster.worker_index)[0]
 
     @property
-    def local_replicas(self) -> int:
-        """Replicas in this process."""
+    def process_replicas(self) -> int:
+        """Replicas that this process has."""
         return len(ranks_of(self.plan, self.cluster.worker_index))
+
+    @property
+    def local_replicas(self) -> int:
+        """Replicas that are built in this process: all; where nothing runs, the first of replicas that are alike."""
+        return 1 if self.is_imagined and not self.plan.row_shares else self.process_replicas
 
     @property
     def world_size(self) -> int:

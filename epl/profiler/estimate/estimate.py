@@ -278,7 +278,14 @@ def estimate(graph: StepGraph, step: StepEstimate, program: Optional[SimulatedPr
     for number, (name, peak) in enumerate(zip(step.devices.names, peaks)):
         at = _name_of(graph, made.order, peak.op)
         rows.append(_device_memory(name, persistent[number], packs[number], peak, at))
-    return MemoryEstimate(tuple(rows), (), made.notes)
+    return MemoryEstimate(tuple(rows), (), _of_others(graph.rewrite) + made.notes)
+
+
+def _of_others(rewrite: Optional[RewriteContext]) -> Tuple[str, ...]:
+    """What is said of the replicas that are not built."""
+    if rewrite is None or rewrite.local_replicas == rewrite.process_replicas:
+        return ()
+    return (f"of the {rewrite.process_replicas} replicas of this worker, each needs about as much",)
 
 
 def _variables(graph: StepGraph, devices: EstimatedDevices) -> List[List[int]]:
