@@ -43,6 +43,8 @@ LEFT_OUT = {
     "parity/test_divided.py": 1,
     "parity/test_sessions.py": 2,
     "parity/test_split_serving.py": 1,
+    "parity/test_split_tables.py": 2,
+    "parity/test_zero_slots.py": 1,
     "planner/test_plan_command.py": 1,
     "profiler/test_chrome_trace.py": 1,
     "runtime/test_fed_updates.py": 1,

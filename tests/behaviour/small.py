@@ -11,18 +11,20 @@ from tests.parity.scripts.models import cross_entropy, dense
 
 
 class Small:
-    """A two-layer classifier on placeholders, and its training op.
+    """A two-layer classifier on placeholders, and its training op, computed in `dtype`.
+
+    In float32 the last bits of slots depend on the order in which replicas are added.
 
     Attributes:
         x, y: placeholders whose first dimension is unknown.
         logits, loss, train_op: what the names say.
     """
 
-    def __init__(self, rate: float = 0.1, prefix: str = "") -> None:
+    def __init__(self, rate: float = 0.1, prefix: str = "", dtype: tf.DType = tf.float32) -> None:
         self.data = samples()
         self.x = tf.placeholder(tf.float32, [None, FEATURES], prefix + "x")
         self.y = tf.placeholder(tf.int32, [None], prefix + "y")
-        self.hidden = dense(self.x, 8, prefix + "hidden", tf.nn.tanh)
+        self.hidden = dense(tf.cast(self.x, dtype), 8, prefix + "hidden", tf.nn.tanh)
         self.logits = dense(self.hidden, CLASSES, prefix + "out")
         self.loss = cross_entropy(self.y, self.logits)
         self.train_op = tf.train.MomentumOptimizer(rate, 0.9).minimize(self.loss)

@@ -1,5 +1,6 @@
 """Several graphs, sessions, threads and calls of epl.init in one process; when the rewrite happens."""
 
+import functools
 import threading
 from typing import Any, List
 
@@ -11,6 +12,7 @@ from tests.behaviour.small import Small, error_of
 from tests.parity.context import STEPS, Context
 from tests.parity.oracle import Oracle, topology_name
 
+_Small = functools.partial(Small, dtype=tf.float64)
 topologies = pytest.mark.parametrize("topology", [(1, 2), (2, 2)], ids=topology_name)
 
 
@@ -27,7 +29,7 @@ def _two_graphs(ctx: Context) -> None:
         graph = tf.Graph()
         with graph.as_default():
             with ctx.scope():
-                small = Small(rate)
+                small = _Small(rate)
             models.append((graph, small, tf.Session(), tf.global_variables_initializer()))
     for graph, _, sess, initializer in models:
         with graph.as_default():
@@ -50,7 +52,7 @@ def _init_again(ctx: Context) -> None:
     for rate, splits in ((0.1, 1), (0.02, 4)):
         tf.reset_default_graph()
         ctx.init(communication__max_splits=splits)
-        small = Small(rate)
+        small = _Small(rate)
         with tf.Session() as sess:
             sess.run(tf.global_variables_initializer())
             _losses(ctx, sess, small)
@@ -65,7 +67,7 @@ def test_init_again(oracle: Oracle, topology: Any) -> None:
 def _two_sessions(ctx: Context) -> None:
     """Two sessions on one graph have variables of their own and one rewrite."""
     ctx.init()
-    small = Small()
+    small = _Small()
     initializer = tf.global_variables_initializer()
     for _ in range(2):
         with tf.Session() as sess:
@@ -96,7 +98,7 @@ def _early_session(ctx: Context) -> None:
     """The session is made before the model; the model is finalized by the user."""
     ctx.init()
     sess = tf.Session()
-    small = Small()
+    small = _Small()
     initializer = tf.global_variables_initializer()
     variables = tf.global_variables()
     tf.get_default_graph().finalize()
@@ -117,7 +119,7 @@ def _interactive(ctx: Context) -> None:
     """InteractiveSession, run() and eval()."""
     ctx.init()
     sess = tf.InteractiveSession()
-    small = Small()
+    small = _Small()
     tf.global_variables_initializer().run()
     for step in range(STEPS):
         ctx.record(loss=small.loss.eval(small.feed(ctx, step)))
@@ -134,7 +136,7 @@ def test_interactive_session(oracle: Oracle, topology: Any) -> None:
 def _thread(ctx: Context) -> None:
     """The training session lives in another thread."""
     ctx.init()
-    small = Small()
+    small = _Small()
     initializer = tf.global_variables_initializer()
     graph, variables = tf.get_default_graph(), tf.global_variables()
     errors: List[Exception] = []
@@ -191,7 +193,7 @@ def _exported(ctx: Context) -> None:
     """After training, an inference graph is built, restored and run in the same process; and an evaluation graph."""
     ctx.init()
     path = ctx.temporary_directory() + "/model"
-    small = Small()
+    small = _Small()
     with tf.Session() as sess:
         sess.run(tf.global_variables_initializer())
         sess.run(small.train_op, small.feed(ctx))

@@ -110,6 +110,7 @@ def test_clipping_after_all_reduce_sees_the_mean_of_all(oracle: Oracle, topology
         steps=2,
         change="clipped",
         communication__clip_after_allreduce=True,
+        communication__ordered_sparse_sums="on",
     )
 
 

@@ -9,6 +9,7 @@ from tests.parity.scripts import planned, splits
 from tests.parity.test_split_ratios import sizes_of_parts
 
 MODEL = {"name": "layers", "rows": 16}
+EXACT = 1e-12  # in float64
 SEARCH = {"auto__planner": "search", "auto__machine": "2*v100-32", "auto__steps": 20}
 
 
@@ -21,8 +22,8 @@ def test_a_search(oracle: Oracle, config: Dict[str, Any]) -> None:
 def test_rows_by_speed(oracle: Oracle) -> None:
     config = {"auto__balance": "speed", "auto__machine": "1*v100-32+1*p100-16,eth-25"}
     # So many that the speed of the devices decides the step; of few rows each device takes as many.
-    answers = oracle.plan((2, 1), planned.fed, planned_rows=1 << 20, **MODEL, **config)
-    compare(oracle.plain(planned.fed, **MODEL), answers)
+    answers = oracle.plan((2, 1), planned.fed, planned_rows=1 << 20, dtype="float64", **MODEL, **config)
+    compare(oracle.plain(planned.fed, dtype="float64", **MODEL), answers, EXACT)
 
 
 @pytest.mark.grid

@@ -1,5 +1,6 @@
 """Slots are parts however an update rule writes them, and checkpoints of them are those of one device."""
 
+import functools
 from typing import Tuple
 
 import numpy as np
@@ -8,8 +9,11 @@ import pytest
 from tests.parity.checks import continue_from_each_other
 from tests.parity.oracle import Oracle
 from tests.parity.scripts import zero_slots
+from tests.tensorflows import ONLY_1
 
 EVEN, UNEVEN, FEW = 12, 11, 3
+
+_long_on_1 = functools.partial(pytest.param, marks=[pytest.mark.long, ONLY_1])
 
 
 def _long(*values: object) -> object:
@@ -19,12 +23,12 @@ def _long(*values: object) -> object:
 @pytest.mark.parametrize(
     "topology,level,optimizer,rows,resource",
     [
-        ((1, 2), "v1", "lazy_adam", UNEVEN, False),
+        pytest.param((1, 2), "v1", "lazy_adam", UNEVEN, False, marks=ONLY_1),
         _long((1, 2), "v0", "dense", UNEVEN, False),
-        _long((1, 2), "v0", "lazy_adam", EVEN, False),
-        _long((2, 1), "v1", "lazy_adam", EVEN, False),
-        _long((1, 2), "v2", "lazy_adam", UNEVEN, False),
-        _long((1, 4), "v1", "lazy_adam", UNEVEN, True),
+        _long_on_1((1, 2), "v0", "lazy_adam", EVEN, False),
+        _long_on_1((2, 1), "v1", "lazy_adam", EVEN, False),
+        _long_on_1((1, 2), "v2", "lazy_adam", UNEVEN, False),
+        _long_on_1((1, 4), "v1", "lazy_adam", UNEVEN, True),
         _long((1, 2), "v1", "dense", EVEN, False),
         _long((2, 1), "v1", "dense", UNEVEN, False),
         _long((1, 2), "v2", "dense", EVEN, False),
@@ -32,10 +36,10 @@ def _long(*values: object) -> object:
         _long((1, 2), "v1", "factored", UNEVEN, False),
         _long((2, 1), "v0", "factored", EVEN, False),
         _long((1, 2), "v2", "factored", UNEVEN, False),
-        _long((1, 4), "v1", "lazy_adam", FEW, False),
+        _long_on_1((1, 4), "v1", "lazy_adam", FEW, False),
         _long((1, 4), "v0", "dense", FEW, False),
         _long((2, 2), "v1", "dense", FEW, False),
-        _long((4, 1), "v1", "lazy_adam", FEW, False),
+        _long_on_1((4, 1), "v1", "lazy_adam", FEW, False),
         _long((1, 4), "v2", "factored", FEW, False),
         ((2, 1), "v0", "constant", UNEVEN, False),
         _long((4, 1), "v0", "constant", FEW, False),

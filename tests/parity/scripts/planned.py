@@ -10,13 +10,16 @@ from tests.parity.scripts.models import MODELS, OPTIMIZERS
 from tests.parity.scripts.splits import minimize
 
 
-def fed(ctx: Context, name: str, rows: int, planned_rows: int = 0, **config: Any) -> None:
-    """Trains without annotation on what is fed: rows of all workers, of which each takes what the planner gives it."""
+def fed(ctx: Context, name: str, rows: int, planned_rows: int = 0, dtype: str = "float32", **config: Any) -> None:
+    """Trains without annotation on what is fed: rows of all workers, of which each takes what the planner gives it.
+
+    The model computes in `dtype`: in float32 the last bits depend on which rows are added up first.
+    """
     ctx.init(annotate=False, auto__rows=planned_rows or rows, **config)
     x = tf.placeholder(tf.float32, [None, FEATURES], "x")
     ids = tf.placeholder(tf.int32, [None, TOKENS], "ids")
     y = tf.placeholder(tf.int32, [None], "y")
-    loss = MODELS[name](x, ids, y)
+    loss = MODELS[name](tf.cast(x, dtype), ids, y)
     own = rows
     if ctx.planned:
         import epl

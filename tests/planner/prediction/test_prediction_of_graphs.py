@@ -126,7 +126,8 @@ def test_the_same_ops_are_computed_twice_as_in_the_rewritten_graph(init, stages,
     (section,) = [one for one in graph.rewritten.plan.features if isinstance(one, RecomputeSection)]
     scopes = [f"EPL_RECOMPUTE/stage{one.stage}_segment{one.segment}/" for one in section.segments]
     assert predicted == {op.name for op in costs.ops if any(has(graph.tf_graph, scope + op.name) for scope in scopes)}
-    assert {"MatMul", "Cast"} < {op.type for op in costs.ops if op.name in predicted}
+    types = {op.type for op in costs.ops if op.name in predicted}
+    assert "MatMul" in types and types & {"Cast", "SelectV2"}  # a mask is cast, or chooses values
 
 
 def has(tf_graph, name):
