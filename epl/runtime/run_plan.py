@@ -456,7 +456,7 @@ class RunPlanner:
         late = [one for one in fetches if one.op.name not in self._view.index and is_number(one)]
         if not late or parts_of(self._rewrite.plan) == 1:
             return []
-        of_batch = from_batches(self._rewrite.tf_graph, self._view)
+        of_batch = from_batches(self._rows_shown, self._rewrite.tf_graph, self._view)
         return [tensor for tensor in late if self._is_built_from(tensor, of_batch)]
 
     def _is_built_from(self, late: tf.Tensor, nodes: AbstractSet[int]) -> bool:
