@@ -692,6 +692,8 @@ def _without_choice(
         return "", unknown
     sizes = {info.shape[info.batch] for info in op.inputs if info.batch is not None and info.shape is not None}
     dims = [next((dim for dim, size in enumerate(info.shape or ()) if size in sizes), None) for info in op.outputs]
+    if op.type in _BATCH_NORMS:  # as many channels as rows make no rows of the statistics
+        dims[1:] = [None] * (len(dims) - 1)
     flows = tuple(OWN if dim is None else Flow(ROWS, dim, None, True) for dim in dims)
     return _in_words(op.type, inputs, not_linear), flows
 
