@@ -167,6 +167,8 @@ def find(
     # A loss may take gradients of another: those of each replica, if no optimizer gets them.
     averaged_gradients = identity_nodes(view, aggregated)
     before_loss = _needed(view, objective, averaged_gradients, set(), statistics)
+    # Of accumulated gradients, those that are averaged in the last micro step, in a branch: it alone updates.
+    averaged_gradients |= identity_nodes(view, graph.moved_boundaries.values())
     of_replica = _gradients_of_replicas(graph, plan, view, averaged_gradients | before_loss)
     own_gradients = {node for node, _ in of_replica}
     known_gradients = (gradients | averaged_gradients) - own_gradients
