@@ -244,7 +244,11 @@ class Graph:
     def restored(self, tensor: tf.Tensor) -> tf.Tensor:
         """The tensor to fetch for the value of `tensor`: its replacement in the same type, or the tensor itself."""
         found = self.replacements.get(tensor.name)
-        return tensor if found is None or found.restored is None else found.restored
+        return tensor if found is None or found.restored is None else self.restored(found.restored)
+
+    def halves(self) -> Dict[str, Replacement]:
+        """The replacements that compute in half precision, by the name of the user's tensor."""
+        return {name: one for name, one in self.replacements.items() if one.is_half}
 
     # ---- TaskGraphs
 

@@ -23,11 +23,13 @@ class Replacement(NamedTuple):
       original: the output, which is no longer computed.
       computed: the tensor that replaces it, possibly in another type.
       restored: the same in the type of the original; None in a loop or branch, where no run can fetch it.
+      is_half: whether it computes in half precision.
     """
 
     original: tf.Tensor
     computed: tf.Tensor
     restored: Optional[tf.Tensor]
+    is_half: bool = False
 
 
 def in_order(nodes: Sequence[node_wire.Node]) -> List[node_wire.Node]:

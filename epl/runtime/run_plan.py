@@ -64,11 +64,13 @@ class Written(NamedTuple):
       differs_between_replicas: whether they take what is drawn at random, or comes from a Python function.
       differs_between_processes: whether they take that, or what is fed, and write a variable that a training step
         needs.
+      is_by_every_process: whether they write such a variable, and every process is to do it.
     """
 
     values: Tuple[tf.Tensor, ...]
     differs_between_replicas: bool
     differs_between_processes: bool
+    is_by_every_process: bool
 
 
 class RunPlan(NamedTuple):
@@ -456,7 +458,7 @@ class RunPlanner:
         late = [one for one in fetches if one.op.name not in self._view.index and is_number(one)]
         if not late or parts_of(self._rewrite.plan) == 1:
             return []
-        of_batch = from_batches(self._rewrite.tf_graph, self._view)
+        of_batch = from_batches(self._rows_shown, self._rewrite.tf_graph, self._view)
         return [tensor for tensor in late if self._is_built_from(tensor, of_batch)]
 
     def _is_built_from(self, late: tf.Tensor, nodes: AbstractSet[int]) -> bool:
@@ -510,8 +512,9 @@ class RunPlanner:
         own = any(view.types[n] in op_types.PYTHON or "seed2" in view.nodes[n].attr for n in needed)
         written = {variable for node in writes for variable in view.variable_inputs(node)}
         values = [t for node in sorted(writes) for t in self._rewrite.operation(view.nodes[node].name).inputs]
-        differs = (own or bool(self._taken(writes, fed))) and not written.isdisjoint(self._trained_with)
-        return Written(tuple(values), own, differs)
+        is_trained_with = not written.isdisjoint(self._trained_with)
+        differs = own or bool(self._taken(writes, fed))
+        return Written(tuple(values), own, differs and is_trained_with, is_trained_with)
 
     def _initializes(self, needed: AbstractSet[int], fed: FrozenSet[str]) -> FrozenSet[str]:
         """The variables that a run assigns a value to in any case."""

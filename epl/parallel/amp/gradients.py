@@ -73,7 +73,8 @@ def _convert(graph: Graph, state: ConvertedModel, ys: Sequence[Any], named: Sequ
     half = tf.as_dtype(config.amp.dtype)
     view = GraphView(graph.tf_graph)
     roots = [view.index[y.op.name] for y in ys if isinstance(y, tf.Tensor)]
-    kept = {view.index[name] for name in state.seen if name in view.index}
+    replaced = {one.original.op.name for one in graph.replacements.values() if not one.is_half}
+    kept = {view.index[name] for name in state.seen | replaced if name in view.index}
     kept.update(roots)
     kept.update(view.index[t.op.name] for t in named if isinstance(t, tf.Tensor))
     choice = op_selection.choose(graph.tf_graph, view, roots, kept, half, cluster.device_type.upper())

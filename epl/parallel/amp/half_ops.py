@@ -55,11 +55,12 @@ def is_of_half_copies(name: str) -> bool:
 
 def use_half_copies(graph: Graph) -> None:
     """Connects ops that the user or the differentiation built later to the half copies of their inputs."""
-    if not graph.replacements:
+    halves = graph.halves()
+    if not halves:
         return
-    replaced = {copy.original.op for copy in graph.replacements.values()}
+    replaced = {copy.original.op for copy in halves.values()}
     with _plain(graph.tf_graph):
-        for name in list(graph.replacements):
+        for name in halves:
             original = graph.replacements[name].original
             for consumer in set(original.consumers()) - replaced:
                 for position, tensor in enumerate(consumer.inputs):
@@ -133,7 +134,7 @@ class _Maker:
         tf_compat.set_device(copy, op.device)
         for original, output in zip(op.outputs, copy.outputs):
             output.set_shape(original.shape)
-            self._graph.replacements[original.name] = Replacement(original, output, None)
+            self._graph.replacements[original.name] = Replacement(original, output, None, is_half=True)
         controls = self._controls(op)
         if controls:
             tf_compat.add_control_inputs(copy, controls)

@@ -35,7 +35,6 @@ def _refuse(rewrite: RewriteContext) -> None:
         "epl.split": replica_groups(rewrite.graph) is not None,
         "pipeline.num_micro_batch": config.pipeline.num_micro_batch > 1,
         "gradient_checkpoint.type": bool(config.gradient_checkpoint.type),
-        "amp.level": bool(config.amp.level),
     }
     asked = [what for what, is_asked in beside.items() if is_asked]
     if asked:

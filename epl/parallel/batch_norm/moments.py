@@ -42,7 +42,8 @@ def _moments_of_all_rows(x: tf.Tensor, axes: List[int], keepdims: bool) -> Tuple
     shape = [1 if dim in axes else size for dim, size in enumerate(_sizes(x))]
     shape = shape if keepdims else [size for dim, size in enumerate(shape) if dim not in axes]
     mean_of_all, variance = (tf.cast(tf.reshape(one, shape), x.dtype) for one in (of_all.mean, of_all.variance))
-    return tf.identity(mean_of_all, "mean"), tf.identity(variance, "variance")
+    # A sum over nothing: mixed precision computes what follows a sum in float32, as it does after TensorFlow's moments.
+    return tf.reduce_sum(mean_of_all, [], name="mean"), tf.reduce_sum(variance, [], name="variance")
 
 
 def _sizes(x: tf.Tensor) -> List[Any]:

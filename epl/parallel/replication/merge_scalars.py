@@ -73,6 +73,9 @@ class _LocalWholes(Wholes):
             ]
         return tf.concat(values, axis=dim)
 
+    def _rows_of_gradients(self) -> Values:
+        return self._rewrite.weights
+
     def _first(self, values: Values) -> tf.Tensor:
         return values[0]
 

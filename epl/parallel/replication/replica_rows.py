@@ -9,6 +9,9 @@ The flow of rows (epl/parallel/sharding/row_flow.py) finds writes and mixing ops
 rows is exact, as gradients are averaged. A run tells its own writes, mixing ops and scalars in one sentence;
 `epl.explain()` lists those of a step.
 
+A gradient that the plan does not average where tf.gradients returns it is the mean of the gradients of the replicas, as
+a mean over rows is: its norm is told, or shown of all rows. So is what an update takes besides, such as a rate.
+
 In a pipeline a micro batch is to its replica what a replica is to the job. There a scalar that is a mean or a sum over
 rows becomes an output that is merged like the loss; any other is that of the first micro batch.
 """
@@ -39,6 +42,7 @@ from epl.ir.graph import Graph
 from epl.ir.inserted_ops import THE_USER
 from epl.ir.taskgraph import PHASE_ATTR
 from epl.ir.view import GraphView
+from epl.parallel.plan.gradient_groups import find_trainings
 from epl.parallel.plan.plan import Output as MergedOutput
 from epl.parallel.plan.plan import Plan, section, split_groups, world_size
 from epl.parallel.plan.replica_groups import is_one_part, replica_groups
@@ -51,6 +55,7 @@ from epl.parallel.replication.whole_writes import AveragedWrite, WholeWrites, ch
 from epl.parallel.rewriting.training_writes import find_training_writes
 from epl.parallel.sharding.row_flow import PARTIAL_SUM, SAME, UNKNOWN, Flow, Output, RowFlow, rows
 from epl.parallel.sharding.row_lowering import RowLowering
+from epl.parallel.sharding.sharded_variables import ShardedVariables
 from epl.utils import tf_compat
 from epl.utils.source_line import user_place
 
@@ -97,6 +102,7 @@ class ReplicaRows(NamedTuple):
       outputs: the scalars that are to be merged over the micro batches and the replicas of a process.
       shown: whose rows those in `own` are of, in words.
       users: name of a tensor in place of one of the user -> the name of the user's.
+      gradients: names of the ops of the gradients of a replica's rows.
     """
 
     findings: Tuple[RowFinding, ...] = ()
@@ -112,6 +118,7 @@ class ReplicaRows(NamedTuple):
     outputs: Tuple[MergedOutput, ...] = ()
     shown: str = "replica 0"
     users: Mapping[str, str] = MappingProxyType({})
+    gradients: FrozenSet[str] = frozenset()
 
 
 def parts_of(plan: Plan) -> int:
@@ -152,15 +159,25 @@ def find(
     own_metrics: Set[str] = set()
     if not one_part:
         own_metrics = {variable.op.name for variable in tf_compat.metric_variables(graph.tf_graph)} - global_variables
-    written = _written_values(graph.tf_graph, view, global_variables | own_metrics, gradients)
+    trained = frozenset(one.op.name for one in graph.tf_graph.get_collection(tf.GraphKeys.TRAINABLE_VARIABLES))
+    updated_alike = _updated_alike(graph, trained) if world_size(plan) > 1 else {}
+    written = _written_values(graph.tf_graph, view, global_variables | own_metrics, updated_alike, gradients)
     objective = {view.index[y.op.name] for call in calls for y in call.ys}
     statistics = _statistics_of_all(plan, view)
     # A loss may take gradients of another: those of each replica, if no optimizer gets them.
-    before_loss = _needed(view, objective, identity_nodes(view, aggregated), set(), statistics)
+    averaged_gradients = identity_nodes(view, aggregated)
+    before_loss = _needed(view, objective, averaged_gradients, set(), statistics)
+    # Of accumulated gradients, those that are averaged in the last micro step, in a branch: it alone updates.
+    averaged_gradients |= identity_nodes(view, graph.moved_boundaries.values())
+    of_replica = _gradients_of_replicas(graph, plan, view, averaged_gradients | before_loss)
+    own_gradients = {node for node, _ in of_replica}
+    known_gradients = (gradients | averaged_gradients) - own_gradients
     written_values = {node for _, values in written.values() for node, _ in values}
-    nodes = _needed(view, written_values, gradients, before_loss, statistics)
+    nodes = _needed(view, written_values, known_gradients, before_loss, {**statistics, **of_replica})
     opaque, of_ranks = _lowered(graph, view), _values_of_all_ranks(graph, plan, view)
     sources = {**sources_of(graph, view, nodes), **statistics}
+    from_rows = data_descendants(view, {node for node, _ in sources}, gradients | averaged_gradients)
+    sources.update(of_replica)
     of_replicas = RowFlow(graph.tf_graph, view, nodes, {**sources, **of_ranks}, opaque)
     is_whole = plan.num_micro_batch == 1 or not of_ranks
     flow = of_replicas if is_whole else RowFlow(graph.tf_graph, view, nodes, sources, opaque)
@@ -169,7 +186,8 @@ def find(
     writing = [
         (node, variable)
         for node, (variable, values) in sorted(written.items())
-        if view.nodes[node].name not in lowered and any(not flow.of(value).is_same for value in values)
+        if view.nodes[node].name not in lowered
+        and any(_differs(flow.of(one), one[0] in from_rows, _is_of_gradients(view, node)) for one in values)
     ]
     in_order = {node for node, _ in writing} if world_size(plan) == 1 else set()
     if own_metrics:  # micro batches add to a metric in their order; replicas have one each
@@ -185,9 +203,9 @@ def find(
     averaged: Tuple[Tuple[AveragedWrite, ...], ...] = ()
     unaveraged: List[Tuple[int, str]] = []
     made_alike: Set[int] = set()
-    trained = frozenset(one.op.name for one in graph.tf_graph.get_collection(tf.GraphKeys.TRAINABLE_VARIABLES))
     if writing and state == "all" and one_part:
-        candidates = [node for node, _ in writing]
+        candidates = [node for node, _ in writing if not _is_of_gradients(view, node)]
+        sources.update(dict.fromkeys(of_replica, UNKNOWN))  # no second all-reduce of gradients
         whole = choose(graph.tf_graph, view, flow, nodes, sources, candidates, before_loss, trained)
         made_alike = {write.node for write in whole.writes}
         left = [node for node in candidates if node not in made_alike]
@@ -208,7 +226,9 @@ def find(
     if found is None:
         differing = {one for node, _ in writing for one in view.variable_inputs(node)}
         updated = {view.index[name] for name in metrics.updated} | data_descendants(view, in_order, set())
-        found = _find_scalars(graph, plan, view, gradients, before_loss, made_alike, differing, trained, updated)
+        found = _find_scalars(
+            graph, plan, view, gradients, of_replica, before_loss, made_alike, differing, trained, updated
+        )
     known = found.same.union(output.tensor for output in plan.outputs + found.outputs)
     shown = _shown_values(view, known | found.of_rows if plan.workers == 1 else known - found.of_rows)
     names = _Names(graph, view, found.users)
@@ -226,6 +246,7 @@ def _find_scalars(
     plan: Plan,
     view: GraphView,
     gradients: Set[int],
+    of_replica: Dict[Output, Flow],
     before_loss: Set[int],
     same: AbstractSet[int],
     differing: AbstractSet[int],
@@ -245,10 +266,11 @@ def _find_scalars(
         for node, at in scalars_of(graph.tf_graph, view, of_batch)
         if not _is_of_gradients(view, node) and f"{view.nodes[node].name}:{at}" not in merged
     }
-    statistics = _statistics_of_all(plan, view)
+    statistics = {**_statistics_of_all(plan, view), **of_replica}
     if plan.num_micro_batch == 1:
         statistics.update(_values_of_all_ranks(graph, plan, view))
-    nodes = _needed(view, {node for node, _ in candidates}, gradients, before_loss, statistics)
+    known_gradients = gradients - {node for node, _ in of_replica}
+    nodes = _needed(view, {node for node, _ in candidates}, known_gradients, before_loss, statistics)
     sources = {**sources_of(graph, view, nodes), **statistics}
     flow = RowFlow(graph.tf_graph, view, nodes, sources, _lowered(graph, view), own_means=before_loss)
     one_part = is_one_part(graph, plan)
@@ -270,6 +292,7 @@ def _find_scalars(
         outputs=outputs,
         shown=_first_part(plan),
         users=_users_tensors(graph),
+        gradients=frozenset(view.nodes[node].name for node, _ in of_replica),
     )
 
 
@@ -309,10 +332,10 @@ def _batches(tf_graph: tf.Graph, view: GraphView) -> Set[int]:
     return fed.union(view.of_types(op_types.DATA_SOURCES))
 
 
-def from_batches(tf_graph: tf.Graph, view: GraphView) -> Set[int]:
-    """The nodes that are computed from batches, but for gradients, which are of all rows."""
-    found = data_descendants(view, _batches(tf_graph, view), set())
-    return {node for node in found if not _is_of_gradients(view, node)}
+def from_batches(found: ReplicaRows, tf_graph: tf.Graph, view: GraphView) -> Set[int]:
+    """The nodes that are computed from batches, but for gradients that are of all rows."""
+    nodes = data_descendants(view, _batches(tf_graph, view), set())
+    return {node for node in nodes if not _is_of_gradients(view, node) or view.nodes[node].name in found.gradients}
 
 
 def sentence(findings: Sequence[RowFinding]) -> str:
@@ -365,19 +388,52 @@ def describe_rows(findings: Sequence[RowFinding]) -> List[str]:
 
 
 def _written_values(
-    tf_graph: tf.Graph, view: GraphView, global_variables: AbstractSet[str], gradients: Set[int]
+    tf_graph: tf.Graph,
+    view: GraphView,
+    global_variables: AbstractSet[str],
+    updated_alike: Mapping[str, str],
+    gradients: Set[int],
 ) -> Dict[int, Tuple[str, List[Output]]]:
-    """The script's writes of global variables: the name of the variable, and what is written."""
+    """The script's writes of global variables, and updates: the name of the variable, and what is written."""
     found: Dict[int, Tuple[str, List[Output]]] = {}
-    writes = [node for node in view.writes() if not _is_of_gradients(view, node)]
-    for node in find_training_writes(tf_graph, view, writes, gradients):
+    for node in find_training_writes(tf_graph, view, view.writes(), gradients):
         variables = set(view.variable_inputs(node))
         names = [view.nodes[variable].name for variable in sorted(variables)]
-        if global_variables.isdisjoint(names):
+        if (updated_alike.keys() if _is_of_gradients(view, node) else global_variables).isdisjoint(names):
             continue
         values = [one for one in data_inputs(view, node) if one[0] not in variables and not view.passes_on(one[0])]
         if values:
-            found[node] = names[0], values
+            found[node] = updated_alike.get(names[0], names[0]), values
+    return found
+
+
+def _updated_alike(graph: Graph, trained: AbstractSet[str]) -> Dict[str, str]:
+    """Name of the op of a variable, or of its shard, that all replicas are to update alike -> name of the variable."""
+    sharded = graph.state_of(ShardedVariables)
+    shards = [] if sharded is None else sharded.shards
+    return {**{name: name for name in trained}, **{one.variable.op.name: one.name for one in shards}}
+
+
+def _differs(value: Flow, is_from_rows: bool, is_update: bool) -> bool:
+    """Whether replicas write different values; sums of their own gradients are meant to differ, and averaged later."""
+    if value.is_same or (is_update and (value.kind == UNKNOWN.kind or not value.has_data)):
+        return False
+    return is_from_rows or value.kind != PARTIAL_SUM
+
+
+def _gradients_of_replicas(graph: Graph, plan: Plan, view: GraphView, known: AbstractSet[int]) -> Dict[Output, Flow]:
+    """The gradients that are each replica's own where tf.gradients returns them, but for those that are `known`."""
+    found: Dict[Output, Flow] = {}
+    groups = replica_groups(graph)
+    if world_size(plan) == 1:  # summed over the micro batches
+        known = known | identity_nodes(view, [one for training in find_trainings(graph) for one in training.boundaries])
+    own = Flow(PARTIAL_SUM, degree=0 if plan.reduce_method == "mean" else 1, has_data=True)
+    for variable, gradient in (boundary for call in graph.gradient_calls for boundary in call.boundaries):
+        if groups is not None and len(split_groups(plan)) == 1 and groups.is_complete(variable, gradient):
+            continue
+        is_sparse = isinstance(gradient, tf.IndexedSlices)
+        for node in identity_nodes(view, [(variable, gradient)]) - known:
+            found[node, 0] = UNKNOWN if is_sparse else own
     return found
 
 

@@ -63,6 +63,10 @@ class Wholes(abc.ABC):
     def _concat(self, values: Values, dim: int) -> tf.Tensor:
         """The rows of all replicas, in their order."""
 
+    def _rows_of_gradients(self) -> Values:
+        """The numbers of rows, by replica, of which gradients are means."""
+        raise NotImplementedError("These wholes are computed from no gradients.")
+
     @abc.abstractmethod
     def _first(self, values: Values) -> tf.Tensor:
         """Random numbers of the first replica."""
@@ -124,7 +128,7 @@ class Wholes(abc.ABC):
         for one, _ in takes:
             if self._lowering.of(one.output).kind == PARTIAL_SUM and not one.is_whole:
                 return self._rows_averaged(one.output[0])
-        raise ValueError(f"{self._view.nodes[node].name} takes no rows.")
+        return self._rows_of_gradients()
 
     def _whole_count(self, output: Output, now: Values) -> tf.Tensor:
         """A number that the model computes from the sizes of the batch, for the batch of all replicas."""

@@ -576,7 +576,9 @@ def _match(op: OpInfo, inputs: Sequence[Flow], dtypes: Sequence[tf.DType]) -> Tu
     has_data = op.type not in NO_VALUES and any(flow.has_data for flow in inputs)
     if _looks_up_own_rows(op, inputs, dtypes):
         picked = op.type in GATHERS and any(flow.is_picked and flow.counts for flow in inputs)
-        return "", tuple(Flow(ROWS, 0, None, has_data, is_picked=picked) if i.shape else UNKNOWN for i in op.outputs)
+        counts = op.type in GATHERS and inputs[0].counts  # numbers of rows, of which some are picked
+        flow = Flow(ROWS, 0, None, has_data, counts, picked)
+        return "", tuple(flow if info.shape else UNKNOWN for info in op.outputs)
     choices = choices_of(op)
     static = _with_static_rows(op, inputs)
     for asked, asked_choices in ((op, choices), (static, [] if static is op else choices_of(static))):
@@ -690,6 +692,8 @@ def _without_choice(
         return "", unknown
     sizes = {info.shape[info.batch] for info in op.inputs if info.batch is not None and info.shape is not None}
     dims = [next((dim for dim, size in enumerate(info.shape or ()) if size in sizes), None) for info in op.outputs]
+    if op.type in _BATCH_NORMS:  # as many channels as rows make no rows of the statistics
+        dims[1:] = [None] * (len(dims) - 1)
     flows = tuple(OWN if dim is None else Flow(ROWS, dim, None, True) for dim in dims)
     return _in_words(op.type, inputs, not_linear), flows
 

@@ -200,7 +200,7 @@ class RowLowering:
 
     def _source(self, node: int, outputs: int) -> Lowered:
         flows = [self._sources.get((node, at), SAME) for at in range(outputs)]
-        if all(flow.kind in (ROWS, SAME_KIND) or flow == STATISTIC for flow in flows):
+        if all(flow.kind in (ROWS, SAME_KIND, PARTIAL_SUM) or flow == STATISTIC for flow in flows):
             return Lowered(tuple(flow._replace(counts=False) for flow in flows))
         return Lowered(unknown="it is data without rows that the graph tells")
 

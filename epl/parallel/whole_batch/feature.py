@@ -75,7 +75,6 @@ def _refuse(rewrite: RewriteContext) -> None:
         "epl.split": replica_groups(graph) is not None,
         "pipeline.num_micro_batch": config.pipeline.num_micro_batch > 1,
         "gradient_checkpoint.type": bool(config.gradient_checkpoint.type),
-        "amp.level": bool(config.amp.level),
         'zero.level "v2"': config.zero.level == "v2",
         "offload.level": bool(config.offload.level),
         "batch_norm.sync": config.batch_norm.sync,

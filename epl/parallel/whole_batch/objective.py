@@ -139,8 +139,9 @@ def after_losses(request: GradientsRequest, gradients: List[Optional[Gradient]])
 
 def connect(graph: Graph) -> None:
     """Lets the user's other ops take the values of all rows in place of those of a replica."""
-    replaced = {one.original.op for one in graph.replacements.values()}
-    for one in graph.replacements.values():
+    wholes = [one for one in graph.replacements.values() if not one.is_half]
+    replaced = {one.original.op for one in wholes}
+    for one in wholes:
         for consumer in set(one.original.consumers()) - replaced - graph.own_ops:
             for position, tensor in enumerate(consumer.inputs):
                 if tensor is one.original:

@@ -308,6 +308,8 @@ def _options(strategy: Strategy, layout: StrategyLayout, config: Config) -> Step
         scales=bool(config.amp.level) and config.amp.loss_scale != 1.0,
         checks=bool(config.amp.level) and config.amp.loss_scale == "dynamic",
         dtype=config.amp.dtype if config.amp.level else "float32",
+        uncounted=("batch_norm.sync",) * bool(config.batch_norm.sync)
+        + ('replicate.batch "all"',) * (config.replicate.batch == "all"),
     )
 
 
@@ -461,6 +463,8 @@ def _assumptions(step: PreparedStep, costs: ModelCosts, machine: Machine) -> Lis
         if step.options.checks:
             applied = "once all are reduced, as amp.loss_scale checks them"
         found.append(f"gradients are applied {applied}; buckets follow each other")
+        settings = "".join(f", nor those of {setting}" for setting in step.options.uncounted)
+        found.append(f"all-reduces of what a step writes from the batch, as moving averages, are not counted{settings}")
     if len(layout.stages) > 1:
         found.append("transfers between stages and reductions of gradients do not slow each other down")
     if layout.splits:

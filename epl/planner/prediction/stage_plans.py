@@ -107,6 +107,7 @@ class StepOptions(NamedTuple):
       scales: whether gradients are divided by a loss scale.
       checks: whether updates wait until all gradients are found to be finite.
       dtype: name of the one in which contractions compute.
+      uncounted: names of settings whose collectives are not predicted.
     """
 
     zero: str
@@ -124,6 +125,7 @@ class StepOptions(NamedTuple):
     scales: bool
     checks: bool
     dtype: str = "float32"
+    uncounted: Tuple[str, ...] = ()
 
     @property
     def drops(self) -> bool:

@@ -39,6 +39,22 @@ def _mean_by(size: Callable[[tf.Tensor], tf.Tensor]) -> Any:
     return lambda x: tf.reduce_sum(x) / tf.cast(size(x), tf.float32)
 
 
+def test_statistics_of_as_many_channels_as_rows_are_no_rows() -> None:
+    maps = tf.placeholder(tf.float32, [6, 2, 2, 6])
+    y, mean, _ = tf.nn.fused_batch_norm(maps, tf.ones([6]), tf.ones([6]))
+    view = GraphView(maps.graph)
+    node = view.index[maps.op.name]
+    found = RowFlow(maps.graph, view, set(range(len(view))), {(node, 0): rows()})
+    flows = [found.of((view.index[one.op.name], one.value_index)).kind for one in (y, mean)]
+    assert flows == ["rows", "own"]
+
+
+def _edges_of_each(x: tf.Tensor) -> tf.Tensor:
+    """Sums, for each row, of some of its values: the number of its row is picked with each."""
+    places = tf.tile(tf.range(tf.shape(x)[0])[:, None], [1, 4])
+    return tf.math.segment_sum(tf.boolean_mask(x[:, :, None], x > 0), tf.boolean_mask(places, x > 0))
+
+
 def _number_of(x: tf.Tensor) -> tf.Tensor:
     return tf.cast(tf.shape(x)[0], tf.float32)
 
@@ -54,6 +70,7 @@ def _number_of(x: tf.Tensor) -> tf.Tensor:
         (tf.reduce_mean, "partial", -1, 0),
         (lambda x: 0.1 * tf.reduce_mean(x) + tf.nn.l2_loss(tf.ones([3])), "partial", -1, 0),
         (_number_of, "count", -1, 1),
+        (_edges_of_each, "rows", 0, None),
         (lambda x: tf.reduce_sum(x) / _number_of(x), "partial", -1, 0),
         (lambda x: tf.reduce_sum(x / _number_of(x)), "partial", -1, 0),
         (lambda x: tf.reduce_sum(tf.ones_like(x)), "count", -1, 1),
