@@ -38,8 +38,9 @@ import readme  # noqa: E402
 import tensorflow_releases  # noqa: E402
 
 LIBRARIES = ("libepl_comm.so", "libepl_tf.so", "built_for.json")
+GLOO_LIBRARY = "libepl_gloo.so"  # only where Gloo was when csrc was compiled
 LEFT_OUT = "left_out.txt"  # why a package has no libraries; epl/ops/native.py reads it
-# What every Linux with the same C library has; the rest of what the core is linked with goes into the wheel.
+# What every Linux with the same C library has; the rest of what GLOO_LIBRARY needs goes into the wheel.
 EVERYWHERE = re.compile(r"(ld-linux|linux-vdso|lib(c|m|dl|rt|pthread|gcc_s|stdc\+\+))\b")
 
 
@@ -66,7 +67,7 @@ def find_why_left_out() -> Optional[str]:
 
 
 def linked_libraries(library: str) -> List[str]:
-    """The paths of the libraries that a wheel must bring: Gloo, where the core has it, and what Gloo needs."""
+    """The paths of the libraries that a wheel must bring: Gloo, and what Gloo needs."""
     lines = subprocess.check_output(["ldd", library], env=dict(os.environ, LC_ALL="C")).decode()
     found = re.findall(r"^\s*(\S+) => (/\S+)", lines, re.MULTILINE)
     return [path for name, path in found if not EVERYWHERE.match(name)]
@@ -138,7 +139,8 @@ class BuildNative(build_ext):
         self._make(os.path.join(copy, "csrc"))
         for name in LIBRARIES:
             self.copy_file(os.path.join(copy, "epl", "lib", name), os.path.join(target, name))
-        for path in linked_libraries(os.path.join(target, LIBRARIES[0])):
+        gloo = os.path.join(copy, "epl", "lib", GLOO_LIBRARY)
+        for path in [gloo] + linked_libraries(gloo) if os.path.exists(gloo) else []:
             self.copy_file(path, os.path.join(target, os.path.basename(path)))
 
     def get_outputs(self) -> List[str]:

@@ -128,11 +128,9 @@ def test_the_import_paths_of_the_released_package_stay(path: str) -> None:
 
 
 def test_the_names_of_the_package() -> None:
-    names = (
-        "Cluster Config Env Graph GraphKeys StepStatsHook SumMetricsHook VERSION add_to_collection executing_eagerly "
-    )
-    names += "explain get_all_collections get_collection init keep_whole local_rows replicate run set_default_strategy "
-    names += "split sum_metrics"
+    names = "Cluster Config Env Graph GraphKeys StepStatsCallback StepStatsHook SumMetricsHook VERSION "
+    names += "add_to_collection executing_eagerly explain get_all_collections get_collection init keep_whole "
+    names += "local_rows replicate run set_default_strategy split sum_metrics"
     assert sorted(epl.__all__) == sorted(names.split())
     assert all(hasattr(epl, name) for name in epl.__all__)
     assert epl.VERSION == epl.__version__ == "0.6.0"

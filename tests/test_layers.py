@@ -100,7 +100,7 @@ KNOWN_TO_CORE = {
     ("epl.profiler.estimate.what_if", "recompute"): "what recomputation would save",
     ("epl.profiler.estimate.what_if_state", "split"): "how fast links are",
     ("epl.profiler.memory_estimate", "amp"): "a step is estimated as it would run",
-    ("epl.profiler.step_stats_hook", "amp"): "the loss scale is one of the curves",
+    ("epl.profiler.step_curves", "amp"): "the loss scale is one of the curves",
     ("epl.profiler.profiler", "amp"): "half copies count for what they replace",
     ("epl.runtime.dependencies", "auto_partition"): "a graph that is divided later has no stages yet",
     ("epl.runtime.hooks", "amp"): "how TensorFlow keeps weights for the loops of a backward pass",

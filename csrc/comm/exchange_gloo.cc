@@ -5,9 +5,8 @@
 
 #include "comm/exchange_gloo.h"
 
-#include <gloo/context.h>
-#include <gloo/transport/address.h>
-#include <gloo/transport/tcp/device.h>
+#include <dlfcn.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <chrono>
@@ -15,12 +14,11 @@
 #include <stdexcept>
 
 #include "comm/exchange_shm.h"
+#include "comm/gloo_network.h"
 #include "comm/wire.h"
 
 namespace epl {
 namespace {
-
-using gloo::transport::UnboundBuffer;
 
 constexpr int kSlots = 4;
 constexpr double kConnectSeconds = 60;
@@ -30,37 +28,37 @@ int64_t SlotBytes(int members) {
   return (wanted + 64 * members - 1) / (64 * members) * (64 * members);
 }
 
-// A Gloo context whose processes find each other through the job's control plane.
-class Mesh : public gloo::Context {
+// The library, opened once.
+class Library {
  public:
-  Mesh(int rank, int size, const std::shared_ptr<gloo::transport::Device>& device) : gloo::Context(rank, size) {
-    device_ = device;
-    transportContext_ = device_->createContext(rank, size);
-    transportContext_->setTimeout(
-        std::chrono::duration_cast<std::chrono::milliseconds>(std::chrono::duration<double>(kConnectSeconds)));
+  static const Library& Get() {
+    static const Library* library = new Library;
+    return *library;
   }
+  GlooListen listen() const { return listen_; }
+  const std::string& why_not() const { return why_not_; }
 
-  // Where each other process is to connect to, by process.
-  std::string Addresses() {
-    Writer writer;
-    for (int other = 0; other < size; ++other) {
-      std::string bytes;
-      if (other != rank) {
-        std::vector<char> address = transportContext_->createPair(other)->address().bytes();
-        bytes.assign(address.begin(), address.end());
-      }
-      writer.PutBytes(bytes);
+ private:
+  Library() {
+    const char* unneeded = "; processes of one machine do not need it";
+    Dl_info self;
+    std::string path;
+    if (dladdr(reinterpret_cast<void*>(&Library::Get), &self) != 0) path = self.dli_fname;
+    path = path.substr(0, path.rfind('/') + 1) + kGlooLibrary;
+    if (access(path.c_str(), F_OK) != 0) {
+      why_not_ = std::string("not built: install libgloo-dev (apt-get install libgloo-dev) and build again") + unneeded;
+      return;
     }
-    return writer.bytes();
+    void* library = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
+    if (library != nullptr) listen_ = reinterpret_cast<GlooListen>(dlsym(library, kGlooListen));
+    if (listen_ == nullptr) {
+      why_not_ = path + " cannot be used (" + dlerror() + "): install Gloo (apt-get install libgloo0), or build again" +
+                 unneeded;
+    }
   }
 
-  void Connect(int other, const std::string& addresses) {
-    Reader reader(addresses);
-    std::string_view bytes;
-    for (int i = 0; i <= rank; ++i) bytes = reader.GetBytes();
-    if (!reader.ok() || bytes.empty()) throw std::runtime_error("an address arrived damaged");
-    transportContext_->getPair(other)->connect(std::vector<char>(bytes.begin(), bytes.end()));
-  }
+  GlooListen listen_ = nullptr;
+  std::string why_not_;
 };
 
 // The machines of a hierarchical communicator, and this one's shared memory.
@@ -80,25 +78,26 @@ struct Machines {
 class GlooExchange : public Exchange {
  public:
   // `machines` is null for a flat communicator.
-  GlooExchange(Job* job, const Members& members, std::unique_ptr<Mesh> mesh, std::unique_ptr<Machines> machines)
+  GlooExchange(Job* job, const Members& members, std::unique_ptr<GlooNetwork> network,
+               std::unique_ptr<Machines> machines)
       : job_(job),
         members_(members),
         slot_bytes_(SlotBytes(members.num_members())),
-        mesh_(std::move(mesh)),
+        network_(std::move(network)),
         machines_(std::move(machines)) {
     memory_.resize(members_.num_members() * kSlots * slot_bytes_);
     for (int member = 0; member < members_.num_members(); ++member) {
       for (int slot = 0; slot < kSlots; ++slot) {
         buffers_.emplace_back();
         if (!ByGloo(member)) continue;
-        buffers_.back().out = mesh_->createUnboundBuffer(OwnMemory(slot), slot_bytes_);
-        buffers_.back().in = mesh_->createUnboundBuffer(Memory(member, slot), slot_bytes_);
+        buffers_.back().out = network_->MakeBuffer(OwnMemory(slot), slot_bytes_);
+        buffers_.back().in = network_->MakeBuffer(Memory(member, slot), slot_bytes_);
       }
     }
   }
 
   ~GlooExchange() override {
-    mesh_->closeConnections();
+    network_->Close();
     buffers_.clear();
   }
 
@@ -123,12 +122,12 @@ class GlooExchange : public Exchange {
         SlotBuffers& buffers = BuffersOf(member, step);
         Block in = program.Sent(index, member, members_.self);
         if (in.size > 0) {
-          buffers.in->recv(member, step, in.offset, in.size);
+          buffers.in->Receive(member, step, in.offset, in.size);
           buffers.receiving = true;
         }
         Block out = program.Sent(index, members_.self, member);
         if (out.size > 0) {
-          buffers.out->send(member, step, out.offset, out.size);
+          buffers.out->Send(member, step, out.offset, out.size);
           buffers.sending = true;
         }
       }
@@ -150,7 +149,7 @@ class GlooExchange : public Exchange {
       slots[member] = Memory(member, step);
       SlotBuffers& buffers = BuffersOf(member, step);
       if (!buffers.receiving) continue;
-      Status status = Await(member, [&](std::chrono::milliseconds limit) { return buffers.in->waitRecv(limit); });
+      Status status = Await(member, [&](std::chrono::milliseconds limit) { return buffers.in->AwaitReceived(limit); });
       if (!status.ok()) return status;
       buffers.receiving = false;
     }
@@ -170,16 +169,16 @@ class GlooExchange : public Exchange {
     if (job_->Failure({}, -1).code() != EPL_INTERNAL) return;
     for (SlotBuffers& buffers : buffers_) {
       if (buffers.in == nullptr) continue;
-      buffers.in->abortWaitRecv();
-      buffers.out->abortWaitSend();
+      buffers.in->AbortReceive();
+      buffers.out->AbortSend();
     }
   }
 
  private:
   // Between this process and another, for one slot.
   struct SlotBuffers {
-    std::unique_ptr<UnboundBuffer> in;
-    std::unique_ptr<UnboundBuffer> out;
+    std::unique_ptr<GlooBuffer> in;
+    std::unique_ptr<GlooBuffer> out;
     bool receiving = false;
     bool sending = false;
   };
@@ -223,7 +222,7 @@ class GlooExchange : public Exchange {
     for (int member = 0; member < members_.num_members(); ++member) {
       SlotBuffers& buffers = BuffersOf(member, step);
       if (!buffers.sending) continue;
-      Status status = Await(member, [&](std::chrono::milliseconds limit) { return buffers.out->waitSend(limit); });
+      Status status = Await(member, [&](std::chrono::milliseconds limit) { return buffers.out->AwaitSent(limit); });
       if (!status.ok()) return status;
       buffers.sending = false;
     }
@@ -233,7 +232,7 @@ class GlooExchange : public Exchange {
   Job* const job_;
   const Members& members_;
   const int64_t slot_bytes_;
-  std::unique_ptr<Mesh> mesh_;
+  std::unique_ptr<GlooNetwork> network_;
   const std::unique_ptr<Machines> machines_;
   std::vector<uint8_t> memory_;
   std::vector<SlotBuffers> buffers_;  // by member and slot
@@ -260,9 +259,27 @@ Status MakeMachines(Job* job, const Members& members, const std::string& name, s
   return Status();
 }
 
+// Where each other process is to connect to, by process.
+std::string AddressesFor(const Members& members, GlooNetwork* network) {
+  Writer writer;
+  for (int member = 0; member < members.num_members(); ++member) {
+    writer.PutBytes(member == members.self ? "" : network->AddressFor(member));
+  }
+  return writer.bytes();
+}
+
+// This process's among another's addresses.
+std::string OwnAddress(const Members& members, std::string_view addresses) {
+  Reader reader(addresses);
+  std::string_view address;
+  for (int member = 0; member <= members.self; ++member) address = reader.GetBytes();
+  if (!reader.ok() || address.empty()) throw std::runtime_error("an address arrived damaged");
+  return std::string(address);
+}
+
 }  // namespace
 
-std::string WhyNoGloo() { return ""; }
+std::string WhyNoGloo() { return Library::Get().why_not(); }
 
 Status MakeGloo(Job* job, const Members& members, const std::string& name, bool hierarchical,
                 std::unique_ptr<Exchange>* exchange) {
@@ -271,17 +288,18 @@ Status MakeGloo(Job* job, const Members& members, const std::string& name, bool 
   if (hierarchical) failure = MakeMachines(job, members, name, &machines).message();
   StallWatch watch(job, members.processes, -1, job->NameOf(job->process()),
                    "the connections of communicator '" + name + "'");
-  std::unique_ptr<Mesh> mesh;
+  std::unique_ptr<GlooNetwork> network;
   std::string addresses;
-  try {
-    // The address by which TF_CONFIG names this process is the one that the others can reach.
-    const std::string host = job->HostOf(job->process());
-    gloo::transport::tcp::attr attributes(host.c_str());
-    std::shared_ptr<gloo::transport::Device> device = gloo::transport::tcp::CreateDevice(attributes);
-    mesh.reset(new Mesh(members.self, members.num_members(), device));
-    addresses = mesh->Addresses();
-  } catch (const std::exception& error) {
-    failure = std::string("cannot listen for Gloo: ") + error.what();
+  if (failure.empty()) failure = WhyNoGloo();
+  if (failure.empty()) {
+    try {
+      // The address by which TF_CONFIG names this process is the one that the others can reach.
+      const std::string host = job->HostOf(job->process());
+      network.reset(Library::Get().listen()(host.c_str(), members.self, members.num_members(), kConnectSeconds));
+      addresses = AddressesFor(members, network.get());
+    } catch (const std::exception& error) {
+      failure = std::string("cannot listen for Gloo: ") + error.what();
+    }
   }
   std::vector<std::string> all;
   auto agree = [&](const std::string& step, const std::string& bytes) {
@@ -300,14 +318,14 @@ Status MakeGloo(Job* job, const Members& members, const std::string& name, bool 
       if (member == members.self) continue;
       Reader reader(all[member]);
       reader.GetBytes();
-      mesh->Connect(member, std::string(reader.GetBytes()));
+      network->Connect(member, OwnAddress(members, reader.GetBytes()));
     }
   } catch (const std::exception& error) {
     failure = std::string("cannot connect for Gloo: ") + error.what();
   }
   status = agree("gloo-connected/", "");
   if (!status.ok()) return status;
-  exchange->reset(new GlooExchange(job, members, std::move(mesh), std::move(machines)));
+  exchange->reset(new GlooExchange(job, members, std::move(network), std::move(machines)));
   return Status();
 }
 

@@ -15,7 +15,7 @@ namespace epl {
 Status MakeGloo(Job* job, const Members& members, const std::string& name, bool hierarchical,
                 std::unique_ptr<Exchange>* exchange);
 
-// Empty if this build has Gloo, else what it needs.
+// Empty if Gloo can be used here, else what it needs.
 std::string WhyNoGloo();
 
 }  // namespace epl

@@ -1,23 +1,15 @@
-"""StepStatsHook: curves of a training for TensorBoard, and for trackers of experiments."""
+"""StepStatsHook: curves of a training in sessions, for TensorBoard and for trackers of experiments."""
 
 import logging
-import os
-import time
-from typing import Any, Callable, Dict, List, Optional
+from typing import Any, Callable, List, Optional
 
-import numpy as np
 import tensorflow.compat.v1 as tf
 
-from epl.env import Env
 from epl.ir.graph import Graph
-from epl.parallel.amp.loss_scale import LossScale
-from epl.profiler import exposed_communication, memory, output_files, step_flops, step_stats
-from epl.profiler.traced_runs import check_counts
+from epl.profiler import output_files, step_stats
+from epl.profiler.step_curves import StepCurves
 
 logger = logging.getLogger("epl")
-
-_TAG = "epl/"
-_MB = 1e6
 
 
 class StepStatsHook(tf.train.SessionRunHook):
@@ -69,36 +61,14 @@ class StepStatsHook(tf.train.SessionRunHook):
         Raises:
           ValueError: a number is below 1, `loss` is no scalar tensor, or there is neither a folder nor a `log`.
         """
-        if output_dir is None and not callable(log):
-            raise ValueError(
-                f"StepStatsHook has no output_dir, and log is {log!r}: expected a folder for TensorBoard, a function "
-                "that takes (values, step=...), such as mlflow.log_metrics, or both."
-            )
-        if peak_flops is not None and not peak_flops > 0:
-            raise ValueError(f"peak_flops of StepStatsHook is {peak_flops!r}: expected FLOP/s of a device, above 0.")
-        counts = {"samples_per_run": samples_per_run, "save_steps": save_steps, "trace_steps": trace_steps}
-        optional = ("samples_per_run", "trace_steps")
-        check_counts(self, **{name: n for name, n in counts.items() if n is not None or name not in optional})
+        self._curves = StepCurves(self, output_dir, samples_per_run, save_steps, trace_steps, log, peak_flops)
         if loss is not None and not (isinstance(loss, tf.Tensor) and loss.shape.ndims in (None, 0)):
             raise ValueError(
                 f"loss of StepStatsHook is {loss!r}: expected a scalar tf.Tensor, such as tf.reduce_mean(losses)."
             )
-        self._folder = output_dir
         self._given_loss = loss
         self._loss: Optional[tf.Tensor] = None  # of the graph that runs
-        self._samples_per_run = samples_per_run
-        self._save_steps = save_steps
-        self._trace_steps = trace_steps
-        self._runs = 0
-        self._seconds = 0.0  # of the runs since the last rate
-        self._timed_runs = 0
-        self._last_end: Optional[float] = None
         self._step: Any = None
-        self._scale: Optional[LossScale] = None
-        self._log = log
-        self._peak_flops = peak_flops
-        self._flops: Optional[float] = None  # of the model in a run of the job
-        self._writer: Any = None
 
     def begin(self) -> None:
         """Finds what is fetched, and opens the event file.
@@ -113,7 +83,6 @@ class StepStatsHook(tf.train.SessionRunHook):
                 "call tf.train.get_or_create_global_step() and pass it to minimize or apply_gradients."
             )
         graph = Graph.of(tf.get_default_graph())
-        self._scale = None if graph is None else graph.state_of(LossScale)
         self._loss = _objective(graph) if self._given_loss is None else self._given_loss
         if self._loss is not None and self._loss.graph is not tf.get_default_graph():
             raise ValueError(
@@ -121,81 +90,27 @@ class StepStatsHook(tf.train.SessionRunHook):
                 "expected a tensor of that graph. Make a new hook for each graph, as in the model_fn of an Estimator, "
                 "or leave loss out: the hook then finds it in each graph."
             )
-        if self._folder is not None:
-            worker = output_files.this_worker()[0]
-            self._writer = tf.summary.FileWriterCache.get(
-                os.path.join(self._folder, f"worker_{worker}") if worker else self._folder
-            )
+        self._curves.begin()
 
     def after_create_session(self, session: tf.Session, coord: Any) -> None:
         """Restoring or initializing variables is not part of the rate."""
-        self._last_end = None
+        self._curves.leave_out_next_run()
 
     def before_run(self, run_context: Any) -> Any:
         """Fetches the loss, or asks for a trace, in the runs that are due."""
-        self._runs += 1
-        fetches = {"loss": self._loss} if self._saves() and self._loss is not None else None
-        options = step_stats.run_options(output_files.is_first_worker()) if self._traces() else None
+        self._curves.before_run()
+        fetches = {"loss": self._loss} if self._curves.saves and self._loss is not None else None
+        options = step_stats.run_options(output_files.is_first_worker()) if self._curves.traces else None
         return tf.train.SessionRunArgs(fetches, options=options)
 
     def after_run(self, run_context: Any, run_values: Any) -> None:
         """Writes what is due."""
-        if self._last_end is not None and not self._traces():
-            self._seconds += time.monotonic() - self._last_end
-            self._timed_runs += 1
-        if self._saves() or self._traces():
-            session = run_context.session
-            fetches = {"step": self._step}
-            if self._scale is not None and self._scale.is_dynamic:
-                fetches["scale"] = self._scale.scale
-            after = session.run(fetches)
-            values: Dict[str, float] = {}
-            if self._saves() and output_files.is_first_worker():
-                values.update(self._of_job(run_values.results, after))
-            if self._traces():
-                values.update(_of_devices(run_values.run_metadata, session.graph))
-                if output_files.is_first_worker():
-                    self._flops = _flops_of_model(run_values.run_metadata, session.graph)
-            self._write(values, int(after["step"]))
-        self._last_end = time.monotonic()
+        loss = None if run_values.results is None else run_values.results["loss"]
+        self._curves.after_run(run_context.session, self._step, loss, run_values.run_metadata)
 
     def end(self, session: tf.Session) -> None:
         """Writes out what is buffered."""
-        if self._writer is not None:
-            self._writer.flush()
-
-    def _saves(self) -> bool:
-        return (self._runs - 1) % self._save_steps == 0
-
-    def _traces(self) -> bool:
-        return self._trace_steps is not None and self._runs > 1 and (self._runs - 2) % self._trace_steps == 0
-
-    def _of_job(self, results: Any, after: Dict[str, Any]) -> Dict[str, float]:
-        """Loss, rates and loss scale."""
-        values = {}
-        if results is not None:
-            values["loss"] = float(np.mean(results["loss"]))  # a mean of one, unless a collection makes it a vector
-        if self._samples_per_run is not None and self._seconds:
-            values["samples_per_second"] = self._samples_per_run * self._timed_runs / self._seconds
-        if self._flops is not None and self._seconds:
-            rate = self._flops * self._timed_runs / self._seconds
-            values["tflops_per_second"] = rate / 1e12
-            if self._peak_flops is not None:
-                values["mfu"] = rate / (self._peak_flops * _num_devices())
-        self._seconds, self._timed_runs = 0.0, 0
-        if self._scale is not None:
-            values["loss_scale"] = float(after.get("scale", self._scale.value))
-        return values
-
-    def _write(self, values: Dict[str, float], step: int) -> None:
-        entries = [tf.Summary.Value(tag=_TAG + name, simple_value=value) for name, value in values.items()]
-        if not entries:
-            return
-        if self._log is not None and output_files.is_first_worker():
-            self._log({entry.tag: entry.simple_value for entry in entries}, step=step)
-        if self._writer is not None:
-            self._writer.add_summary(tf.Summary(value=entries), step)
-            self._writer.flush()  # TensorBoard shows it now, and it is there if the process dies
+        self._curves.end()
 
 
 def _objective(graph: Optional[Graph]) -> Optional[tf.Tensor]:
@@ -211,27 +126,3 @@ def _objective(graph: Optional[Graph]) -> Optional[tf.Tensor]:
             ", ".join(y.name for y in found),
         )
     return found[0] if len(found) == 1 else None
-
-
-def _flops_of_model(metadata: tf.RunMetadata, tf_graph: tf.Graph) -> float:
-    """What the model computes in a run of the job, over all replicas; nothing that the plan adds."""
-    flops = step_flops.count(metadata, tf_graph)
-    return flops.scale * step_flops.total(one for one in flops.ops if one.role.kind in step_flops.OF_MODEL)
-
-
-def _num_devices() -> int:
-    """Devices of the job; one where EPL was not initialized."""
-    cluster = Env.get().cluster
-    return 1 if cluster is None else cluster.total_gpu_num
-
-
-def _of_devices(metadata: tf.RunMetadata, tf_graph: tf.Graph) -> Dict[str, float]:
-    """Exposed communication and peaks of memory of a traced run."""
-    values = {}
-    exposures = exposed_communication.exposures(metadata, tf_graph)
-    if exposures:
-        values["exposed_communication"] = exposed_communication.exposed_share(exposures)
-    for timeline in memory.timelines(metadata, tf_graph):
-        device = output_files.file_part(output_files.title_of_device(timeline.device))
-        values[f"peak_memory_mb/{device}"] = timeline.peak / _MB
-    return values

@@ -7,8 +7,8 @@ import tensorflow.compat.v1 as tf
 from epl.profiler import step_stats
 
 
-def check_counts(hook: tf.train.SessionRunHook, **counts: Any) -> None:
-    """Checks arguments of a hook that count something.
+def check_counts(hook: Any, **counts: Any) -> None:
+    """Checks arguments of a hook, or of a callback, that count something.
 
     Raises:
       ValueError: one of them is not a number of at least 1.

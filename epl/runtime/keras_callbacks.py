@@ -83,6 +83,8 @@ def _may_stop_in_an_epoch(callback: Any) -> bool:
     for kind in type(callback).__mro__:
         if _is_of_keras(kind) and kind.__name__ in _STOP_NOTHING | {"Callback"}:
             return False
+        if kind.__module__.startswith("epl."):  # EPL's own stop nothing
+            continue
         if any(name in vars(kind) for name in _BATCH_ENDS) or kind.__name__ == "LambdaCallback":
             return True
     return False

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
 
+import epl
 from tests.parity.context import STEPS, Context
 from tests.parity.oracle import Oracle
 from tests.parity.scripts.data import samples
@@ -98,6 +99,8 @@ def _calls_back(ctx: Context) -> None:
         def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
             self.model.stop_training = ctx.worker == 1 and batch == 1
 
+    told: Dict[str, float] = {}
+    curves = epl.StepStatsCallback(log=lambda values, step: told.update(values), save_steps=1, trace_steps=2)
     deciding = {
         "rate": keras.callbacks.ReduceLROnPlateau(patience=1, min_delta=0.1),
         "stops": keras.callbacks.EarlyStopping(patience=1, min_delta=1.0, restore_best_weights=True),
@@ -110,9 +113,10 @@ def _calls_back(ctx: Context) -> None:
             keras.callbacks.CSVLogger(os.path.join(folder, "log.csv")),
         ]
         history = model.fit(
-            x, y, ctx.process_batch, 4, 0, [callback, *writing], validation_data=valid, shuffle=False
+            x, y, ctx.process_batch, 4, 0, [callback, *writing, curves], validation_data=valid, shuffle=False
         ).history
         ctx.record(**{name: [{key: np.array(value) for key, value in history.items()}, model.get_weights()]})
+        ctx.record(**{f"curves of {name}": [np.array(told.get("epl/epoch_loss")), sorted(told)]})
     for worker in range(2):  # one worker alone has callbacks
         model = _model()
         own = [StopsWorker1(), keras.callbacks.LambdaCallback()] if ctx.worker == worker else []
@@ -130,6 +134,10 @@ def test_callbacks_of_all_workers_decide_alike_and_worker_0_writes(oracle: Oracl
     assert first["files"] == [["log.csv", "model.h5"]] and second["files"] == [[]]
     for name in ("rate", "stops", "alone", "of worker 0", "of worker 1"):
         np.testing.assert_equal(second[name], first[name])
+        if name in ("rate", "stops", "alone"):
+            (loss, tags), (_, none) = first[f"curves of {name}"][0], second[f"curves of {name}"][0]
+            np.testing.assert_allclose(loss, first[name][0][0]["loss"][-1], rtol=1e-6)
+            assert "epl/exposed_communication" in tags and not none
     assert first["rate"][0][0]["lr"][-1] < 0.1
     assert len(first["stops"][0][0]["val_loss"]) < 4
     assert len(first["alone"][0][0]["loss"]) == 1

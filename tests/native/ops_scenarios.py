@@ -1,6 +1,7 @@
 """What two processes of a job do when things go wrong, one function per scenario; run by test_ops_failures.py.
 
-Command line: hosts, index of this process, name of the scenario. What a process sees it prints as one JSON line.
+Command line: hosts, index of this process, name of the scenario, and, and maybe the
+folder of the libraries of process 1. What a process sees it prints as one JSON line.
 """
 
 import json
@@ -12,8 +13,9 @@ import time
 import ops_harness
 import tensorflow.compat.v1 as tf
 
+from epl.ops import native
 from epl.ops.communicator import Communicator
-from epl.ops.job import Job
+from epl.ops.job import Job, JobError
 
 
 def say(**facts):
@@ -88,6 +90,16 @@ def different_keys(job):
     Step(job, key=f"key_{job.process}").fail()
 
 
+def no_gloo(job):
+    step = Step(job)
+    say(transport=step.communicator.transport, total=step.run())
+    start = time.time()
+    try:
+        Communicator("machines", [0, 1], transport="gloo", job=job)
+    except JobError as error:
+        say(message=str(error), seconds=time.time() - start)
+
+
 def exchange(job):
     say(
         got=[part.decode() for part in job.exchange("hello", b"ab" * (job.process + 1))],
@@ -97,6 +109,8 @@ def exchange(job):
 
 def main():
     hosts, process, scenario = sys.argv[1].split(","), int(sys.argv[2]), sys.argv[3]
+    if process == 1 and len(sys.argv) > 4:
+        native.LIBRARY_FOLDER = sys.argv[4]
     with Job.start(hosts, process, start_timeout=60, stall_warning=10, timeout=30) as job:
         globals()[scenario](job)
 

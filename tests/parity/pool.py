@@ -5,6 +5,7 @@ graph. A group that saw an error or a late answer is ended and started again for
 ``worker.py``.
 """
 
+import importlib.util
 import json
 import multiprocessing.connection
 import os
@@ -61,7 +62,8 @@ class Group:
     def _start(self, worker: int, hosts: List[str], sock: socket.socket) -> None:
         ours, theirs = multiprocessing.connection.Pipe()
         environment = dict(os.environ, PYTHONPATH=os.pathsep.join(sys.path), TF_CPP_MIN_LOG_LEVEL="2")
-        environment["TF_USE_LEGACY_KERAS"] = "1"  # as epl-launch sets it; scripts without EPL need it, too
+        if importlib.util.find_spec("tf_keras"):
+            environment["TF_USE_LEGACY_KERAS"] = "1"  # as epl-launch sets it; scripts without EPL need it, too
         for name in [name for name in environment if name.startswith("EPL_")] + ["TF_CONFIG"]:
             environment.pop(name, None)
         if self.topology.mode == "plan":

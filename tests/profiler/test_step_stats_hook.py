@@ -63,8 +63,8 @@ def test_the_rate_is_of_the_runs_since_the_last_value(init, tmp_path):
 def test_traced_runs_and_the_time_of_the_hook_do_not_count(init, tmp_path, monkeypatch):
     init(1)
     hook = epl.StepStatsHook(str(tmp_path), samples_per_run=10, save_steps=2, trace_steps=2)
-    write = hook._write
-    monkeypatch.setattr(hook, "_write", lambda *args: (time.sleep(0.6), write(*args)))
+    write = hook._curves.write
+    monkeypatch.setattr(hook._curves, "write", lambda *args: (time.sleep(0.6), write(*args)))
     train(hook, runs=5, pauses_s=[0, 1.6, 0.1, 1.6, 0.1])
     assert all(15 < value < 100 for _, value in values(tmp_path)["epl/samples_per_second"])
 

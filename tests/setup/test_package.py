@@ -217,7 +217,7 @@ def test_a_platform_wheel_has_the_native_libraries(source, tmp_path):
     assert LIBRARIES <= contents(path)
     python, site = other_environment(str(tmp_path / "venv"))
     install(path, site)
-    found = linked(os.path.join(site, "epl", "lib", "libepl_comm.so"))
+    found = linked(os.path.join(site, "epl", "lib", "libepl_gloo.so"))
     for name in os.listdir(os.path.join(site, "epl", "lib")):
         assert f" => {site}/" in found if name in found else name.startswith(("libepl_", "built_for"))
     code = "import epl, epl.ops.native as n; print(epl.__file__); print(n.why_not())"

@@ -19,7 +19,7 @@ PYTHON = os.path.join(sys.base_prefix, "bin", "python{}.{}".format(*sys.version_
 MAKEFILE = """
 FOLDER := $(shell $(PYTHON) tensorflow_flags.py --folder)
 LIB := ../epl/lib$(FOLDER:%=/%)
-all: $(LIB)/libepl_comm.so $(LIB)/libepl_tf.so $(LIB)/built_for.json
+all: $(LIB)/libepl_comm.so $(LIB)/libepl_gloo.so $(LIB)/libepl_tf.so $(LIB)/built_for.json
 $(LIB)/built_for.json:
 \tmkdir -p $(LIB) && touch $@
 $(LIB)/%.so: core.cc

@@ -19,6 +19,7 @@ from tensorflow_releases import Release
 
 TENSORFLOW_CHOICES = ("auto", "cpu", "gpu", "system")
 LIBRARIES = ("libepl_comm.so", "libepl_tf.so", "built_for.json")
+GLOO_LIBRARY = "libepl_gloo.so"
 _SOURCES = (".h", ".hpp", ".c", ".cc", ".cpp", ".cu", ".inc", ".mk", ".py", ".sh")
 
 
@@ -207,7 +208,8 @@ class SetUp:
         surroundings = self._surroundings(cxx) if cxx else ""
         sources = stamps.of_files(_source_files(csrc))
         folder = self._release.library_folder(self._version[:2])
-        built = all(os.path.exists(os.path.join(self.root, "epl", "lib", folder, name)) for name in LIBRARIES)
+        names = LIBRARIES + ((GLOO_LIBRARY,) if cxx and system.has_gloo(cxx, self._env) else ())
+        built = all(os.path.exists(os.path.join(self.root, "epl", "lib", folder, name)) for name in names)
         if built and makes and self._stamps.get("native") == [surroundings, sources]:
             return False
         cxx = self._need_tools(cxx)

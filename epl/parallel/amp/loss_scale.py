@@ -82,6 +82,8 @@ class LossScale:
             with tf.control_dependencies(None), tf.name_scope(None), in_taskgraph(graph.tf_graph, self.taskgraph):
                 self.scale = _variable("current_loss_scale", FIRST_SCALE)
                 self.good_steps = _variable("good_steps", 0.0)
+            for variable in (self.scale, self.good_steps):
+                tf_compat.tell_keras(variable)
 
     def read(self) -> Optional[tf.Tensor]:
         """The value; None if it is 1."""

@@ -473,6 +473,25 @@ def save_path(hook: tf.train.CheckpointSaverHook) -> str:
     return hook._save_path
 
 
+def tell_keras(variable: tf.Variable) -> None:
+    """Has Keras initialize a variable with its own."""
+    for backend in KERAS_BACKENDS:
+        backend.track_variable(variable)
+
+
+def keras_session() -> tf.Session:
+    """The session of Keras."""
+    return KERAS_BACKENDS[0].get_session()
+
+
+def set_run_options(keras_function: Any, options: Any, metadata: Any) -> Tuple[Any, Any]:
+    """Has a function of Keras run with other options and metadata; returns those that it had."""
+    before = keras_function.run_options, keras_function.run_metadata
+    keras_function.run_options, keras_function.run_metadata = options, metadata
+    keras_function._callable_fn = None  # made with the options of its time
+    return before
+
+
 def saver_of(creator: tf.train.ChiefSessionCreator) -> tf.train.Saver:
     """The Saver with which sessions are restored."""
     return creator._scaffold.saver
