@@ -89,7 +89,7 @@ def prepare_run(fetches: Any, feed_dict: Optional[Dict[Any, Any]] = None, thread
     tf_graph = tf.get_default_graph()
     transformation.transform(tf_graph)
     elements = [tf_graph.as_graph_element(item) for item in tf.nest.flatten(fetches) if item is not None]
-    feeds = _of_built(tf_graph, _by_tensor(tf_graph, _arrays(tf_graph, feed_dict or {})))
+    feeds = _of_built(tf_graph, _arrays(tf_graph, feed_dict or {}))
     names, fed = _step(tf_graph, elements, feeds)
     graph = StepGraph(tf_graph)
     return PreparedRun(graph, prepare(graph, names, fed, threads or os.cpu_count() or 1), names, fed)
@@ -106,19 +106,22 @@ def _arrays(tf_graph: tf.Graph, feed_dict: Dict[Any, Any]) -> Dict[Any, Any]:
     return arrays
 
 
-def _of_built(tf_graph: tf.Graph, feeds: Dict[tf.Tensor, Any]) -> Dict[tf.Tensor, Any]:
-    """The rows that the replicas get that are built: a plan needs not all of them."""
+def _of_built(tf_graph: tf.Graph, arrays: Dict[Any, Any]) -> Dict[Any, Any]:
+    """The rows of the replicas that are built, where a plan builds one of those that are alike."""
     graph = Graph.of(tf_graph)
     rewrite = None if graph is None else graph.rewritten
     if rewrite is None or rewrite.local_replicas == rewrite.process_replicas:
-        return feeds
+        return arrays
     part = rewrite.local_replicas / rewrite.process_replicas
-    return {
-        tensor: value[: math.ceil(len(value) * part)]
-        if tensor.shape.ndims and tensor.shape.as_list()[0] is None
-        else value
-        for tensor, value in feeds.items()
-    }
+    whole = {tensor.name for tensor in rewrite.graph.whole_inputs}
+
+    def is_cut(key: Any) -> bool:
+        if isinstance(key, tf.SparseTensor):
+            return False
+        tensor = tf_graph.as_graph_element(key, allow_operation=False)
+        return tensor.name not in whole and bool(tensor.shape.ndims) and tensor.shape.as_list()[0] is None
+
+    return {key: value[: math.ceil(len(value) * part)] if is_cut(key) else value for key, value in arrays.items()}
 
 
 def _step(tf_graph: tf.Graph, elements: Sequence[Any], feed_dict: Dict[Any, Any]) -> Tuple[List[str], Shapes]:

@@ -94,6 +94,10 @@ class StepCurves:
         """Counts the run."""
         self._runs += 1
 
+    def take_back_run(self) -> None:
+        """The run that was counted last was none."""
+        self._runs -= 1
+
     def after_run(self, session: tf.Session, step: Any, loss: Any, metadata: Optional[tf.RunMetadata]) -> None:
         """Writes what is due.
 
@@ -130,7 +134,7 @@ class StepCurves:
         entries = [tf.Summary.Value(tag=_TAG + name, simple_value=value) for name, value in values.items()]
         if not entries:
             return
-        if self._log is not None and output_files.is_first_worker():
+        if self._log is not None and output_files.is_first_worker() and Env.get().trial is None:
             self._log({entry.tag: entry.simple_value for entry in entries}, step=step)
         if self._writer is not None:
             self._writer.add_summary(tf.Summary(value=entries), step)

@@ -116,7 +116,7 @@ def _callbacks_of_all_workers(base: Any, may_stop: bool) -> Any:
             self._seen["val"] += (logs or {}).get("size", 1)
 
         def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-            own = {name: float(value) for name, value in (logs or {}).items() if _is_number(value)}
+            own = {name: float(value) for name, value in (logs or {}).items() if is_one_number(value)}
             if logs is not None:
                 logs.update(mean_of_workers(_of_all_workers("logs", [own, self._seen])))
 
@@ -157,7 +157,8 @@ def mean_of_workers(told: Sequence[Any]) -> Dict[str, float]:
     return means
 
 
-def _is_number(value: Any) -> bool:
+def is_one_number(value: Any) -> bool:
+    """Whether a value of the logs of Keras is one number."""
     try:
         float(value)
     except (TypeError, ValueError):

@@ -64,13 +64,11 @@ class Written(NamedTuple):
       differs_between_replicas: whether they take what is drawn at random, or comes from a Python function.
       differs_between_processes: whether they take that, or what is fed, and write a variable that a training step
         needs.
-      is_by_every_process: whether they write such a variable, and every process is to do it.
     """
 
     values: Tuple[tf.Tensor, ...]
     differs_between_replicas: bool
     differs_between_processes: bool
-    is_by_every_process: bool
 
 
 class RunPlan(NamedTuple):
@@ -512,9 +510,8 @@ class RunPlanner:
         own = any(view.types[n] in op_types.PYTHON or "seed2" in view.nodes[n].attr for n in needed)
         written = {variable for node in writes for variable in view.variable_inputs(node)}
         values = [t for node in sorted(writes) for t in self._rewrite.operation(view.nodes[node].name).inputs]
-        is_trained_with = not written.isdisjoint(self._trained_with)
-        differs = own or bool(self._taken(writes, fed))
-        return Written(tuple(values), own, differs and is_trained_with, is_trained_with)
+        differs = (own or bool(self._taken(writes, fed))) and not written.isdisjoint(self._trained_with)
+        return Written(tuple(values), own, differs)
 
     def _initializes(self, needed: AbstractSet[int], fed: FrozenSet[str]) -> FrozenSet[str]:
         """The variables that a run assigns a value to in any case."""

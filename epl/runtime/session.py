@@ -15,7 +15,7 @@ from epl.env import Env
 from epl.ops.job import Job
 from epl.parallel.replication.metric_variables import MetricVariables
 from epl.parallel.replication.replica_rows import SHOWS, sentence
-from epl.parallel.replication.run_kinds import VARIABLES, WRITES
+from epl.parallel.replication.run_kinds import VARIABLES
 from epl.parallel.rewriting.context import PartWritesCheck, RewriteContext, VariableSync
 from epl.parallel.sharded_variables.checkpoints import Checkpoints
 from epl.parallel.sharded_variables.fetching import ShardFetches
@@ -47,7 +47,6 @@ class SessionState:
     def __init__(self, check: Optional[PartWritesCheck]) -> None:
         self.replicas_current = False  # the other local replicas hold replica 0's values
         self.processes_current = False  # this process holds rank 0's values
-        self.has_written = False  # a run without gradients has written what every process is to write
         self.initialized: Set[str] = set()  # variables that are known to have a value
         self.ran: Set[int] = set()  # ids of plans, which live as long as the graph
         self.number = 0  # for the checkpoints of parts in several processes
@@ -193,7 +192,6 @@ class GraphRunner:
             state.processes_current &= not plan.writes_process_alone
             state.replicas_current &= not plan.written.differs_between_replicas
             state.processes_current &= not plan.written.differs_between_processes
-            state.has_written |= plan.written.is_by_every_process
             if plan.is_collective and plan.trains:
                 self._replica_check.step_done(self._reader(session))
             return result
@@ -386,11 +384,9 @@ class GraphRunner:
         rewrite = self.rewrite
         is_compared = rewrite.part_writes is None or state.part_writes.compared
         is_current = state.processes_current or not rewrite.broadcasts
-        kind = WRITES if is_compared and is_current else VARIABLES
-        tells_kind = self._ops(rewrite.run_kinds.get(kind, ()))
-        if tells_kind and (kind == VARIABLES or state.has_written):
+        tells_kind = self._ops(rewrite.run_kinds.get(VARIABLES, ()))
+        if tells_kind and not (is_compared and is_current):
             self._raw(session, None, tells_kind, [], {}, None, None)
-        state.has_written = False
         self._compare_part_writes(session, state)
         if is_current:
             return

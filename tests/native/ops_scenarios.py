@@ -1,7 +1,7 @@
 """What two processes of a job do when things go wrong, one function per scenario; run by test_ops_failures.py.
 
-Command line: hosts, index of this process, name of the scenario, and, and maybe the
-folder of the libraries of process 1. What a process sees it prints as one JSON line.
+Command line: hosts, index of this process, name of the scenario, and maybe the folder of the
+libraries of process 1. What a process sees it prints as one JSON line.
 """
 
 import json

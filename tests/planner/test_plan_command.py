@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 import textwrap
@@ -366,6 +367,36 @@ def test_replicas_that_are_alike_are_built_once(plan, machine, devices, balance,
     assert code == 0, error
     assert out.count("  /device:CPU:") == built
     assert ("note: of the 4 replicas of this worker, each needs about as much" in out) == (built == 1)
+
+
+def test_shards_by_ratios_are_all_built(plan):
+    source = """
+epl.init(epl.Config({"cluster.colocate_split_and_replicate": True}))
+x = tf.placeholder(tf.float32, [None, 4], "x")
+with epl.replicate(1):
+    hidden = tf.layers.dense(x, 64)
+with epl.split(2, ratios=[1, 3]):
+    loss = tf.reduce_mean(tf.square(tf.layers.dense(hidden, 8192)))
+"""
+    code, out, error = plan(["--devices", "2", "--rows", "64"], HEAD + source + TRAIN)
+    assert code == 0, error
+    weights = [float(line.split()[1]) for line in out.splitlines() if line.startswith("  /device:CPU:")]
+    assert len(weights) == 2 and weights[1] > 2.5 * weights[0]
+
+
+@pytest.mark.parametrize("devices", ["1", "4"])
+def test_the_rows_of_what_all_replicas_get_are_not_divided(plan, devices):
+    source = """
+epl.init()
+epl.set_default_strategy(epl.replicate(1))
+x, nodes = tf.placeholder(tf.float32, [None, 4], "x"), tf.placeholder(tf.float32, [None, 64], "nodes")
+epl.keep_whole(nodes)
+loss = tf.reduce_mean(tf.square(tf.layers.dense(x, 8) + tf.reduce_mean(tf.layers.dense(nodes, 8), 0)))
+"""
+    code, out, error = plan(["--devices", devices, "--rows", "128"], HEAD + source + TRAIN)
+    assert code == 0, error
+    forward = float(re.search(r"replicate\(1\) .*?(0\.\d{6}) ", out.split("forward")[1]).group(1))
+    assert forward > 2 * 128 * 64 * 8 / 1e9
 
 
 def test_collectives_over_machines_are_those_of_the_job(plan, tmp_path):

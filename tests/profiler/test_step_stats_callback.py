@@ -103,6 +103,35 @@ def test_a_generator_and_amp_take_the_callback(init, rows):
     assert [step for step in told if "epl/exposed_communication" in told[step]] == [2, 4]
 
 
+def test_a_batch_without_rows_is_no_run(init, rows):
+    init(1)
+    data = tf.data.Dataset.from_tensor_slices(rows).batch(ROWS).filter(lambda *_: True)  # of unknown size
+    told = {}
+    callback = epl.StepStatsCallback(
+        save_steps=4, trace_steps=3, log=lambda values, step: told.setdefault(step, {}).update(values)
+    )
+    model = build()
+    model.fit(data, epochs=2, verbose=0, callbacks=[callback])
+    assert [step for step in told if "epl/loss" in told[step]] == [
+        1,
+        5,
+    ]  # the input ends at the begin of a run that is traced
+    assert model.train_function.run_options is None
+
+
+def test_logs_that_are_no_number_are_passed_over(init, rows):
+    init(1)
+
+    class Confusion(keras.callbacks.Callback):
+        def on_epoch_end(self, epoch, logs=None):
+            logs["confusion"] = np.eye(2)
+
+    told = {}
+    callback = epl.StepStatsCallback(trace_steps=None, log=lambda values, step: told.update(values))
+    build().fit(*rows, ROWS, 1, 0, [Confusion(), callback])
+    assert "epl/epoch_loss" in told and "epl/epoch_confusion" not in told
+
+
 def test_workers_need_not_tell_each_other_of_stops_after_each_batch():
     callback = epl.StepStatsCallback(log=print)
     assert isinstance(callback, keras.callbacks.Callback) and isinstance(callback, epl.StepStatsCallback)

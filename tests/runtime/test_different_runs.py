@@ -19,7 +19,6 @@ def nursery():
     [
         ("v1", "assigns", "values of the variables"),
         ("each", "assigns", "values of the variables"),
-        ("each", "halves", "after an assignment that every worker is to make"),
         ("each", "evaluates", "values of all workers without a training step"),
     ],
 )
@@ -30,9 +29,7 @@ def test_workers_whose_runs_differ_are_told_at_once(nursery, tmp_path, level, do
         assert "disagree" in worker.output and words in worker.output and "/rows" in worker.output
 
 
-@pytest.mark.parametrize(
-    "level,done", [("v1", "assigns in all"), ("each", "evaluates in all"), ("each", "halves in all")]
-)
+@pytest.mark.parametrize("level,done", [("v1", "assigns in all"), ("each", "evaluates in all")])
 def test_workers_whose_runs_are_the_same_train(nursery, tmp_path, level, done):
     workers = nursery.run("different_runs.py", [level, done], tmp_path, TWO, 140)
     assert codes(workers) == [0, 0], outputs(workers)

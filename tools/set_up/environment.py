@@ -208,7 +208,9 @@ class SetUp:
         surroundings = self._surroundings(cxx) if cxx else ""
         sources = stamps.of_files(_source_files(csrc))
         folder = self._release.library_folder(self._version[:2])
-        names = LIBRARIES + ((GLOO_LIBRARY,) if cxx and system.has_gloo(cxx, self._env) else ())
+        names = LIBRARIES + (
+            (GLOO_LIBRARY,) if self._env.get("GLOO") != "0" and cxx and system.has_gloo(cxx, self._env) else ()
+        )
         built = all(os.path.exists(os.path.join(self.root, "epl", "lib", folder, name)) for name in names)
         if built and makes and self._stamps.get("native") == [surroundings, sources]:
             return False

@@ -6,8 +6,7 @@
 
 A training step begins with the gates of its gradients. What runs without gradients and needs all workers has
 collectives in other communicators: where one worker does it alone, each would wait where the other never comes, up to
-`communication.timeout`. So it comes to the communicators of the gates first. So does a training step after an
-assignment by hand, which moves no values: made in one worker alone, it would leave the workers with different ones.
+`communication.timeout`. So it comes to the communicators of the gates first.
 """
 
 import tensorflow.compat.v1 as tf
@@ -20,7 +19,6 @@ from epl.utils import tf_compat
 
 # Messages contain these keys.
 VARIABLES = "values of the variables (first training step of a session, or after an initializer, restore or assignment)"
-WRITES = "a training step after an assignment that every worker is to make"
 OUTPUTS = "values of all workers without a training step (an evaluation)"
 
 
@@ -30,7 +28,7 @@ def run(rewrite: RewriteContext) -> None:
         return
     for name, stage in {gate_communicator(rewrite.plan, group): group.stage for group, _ in rewrite.new_groups}.items():
         communicator = rewrite.communicator(name, stage)
-        for kind in (VARIABLES, WRITES, OUTPUTS):
+        for kind in (VARIABLES, OUTPUTS):
             for copy in range(rewrite.local_replicas):
                 with rewrite.building("run_kinds", stage), tf.device(rewrite.device(stage, copy)):
                     op = communicator.all_reduce(tf.zeros([], tf.float64), rewrite.base_rank + copy, kind).op

@@ -327,7 +327,8 @@ class RewriteContext:
     @property
     def local_replicas(self) -> int:
         """Replicas that are built in this process: all; where nothing runs, the first of replicas that are alike."""
-        return 1 if self.is_imagined and not self.plan.row_shares else self.process_replicas
+        differ = self.plan.row_shares or any(getattr(one.strategy, "ratios", ()) for one in self.graph.taskgraphs)
+        return self.process_replicas if differ or not self.is_imagined else 1
 
     @property
     def world_size(self) -> int:

@@ -576,7 +576,7 @@ def _match(op: OpInfo, inputs: Sequence[Flow], dtypes: Sequence[tf.DType]) -> Tu
     has_data = op.type not in NO_VALUES and any(flow.has_data for flow in inputs)
     if _looks_up_own_rows(op, inputs, dtypes):
         picked = op.type in GATHERS and any(flow.is_picked and flow.counts for flow in inputs)
-        counts = op.type in GATHERS and inputs[0].counts  # numbers of rows, of which some are picked
+        counts = op.type in GATHERS and inputs[0].counts and inputs[1].counts  # numbers of rows, picked by such numbers
         flow = Flow(ROWS, 0, None, has_data, counts, picked)
         return "", tuple(flow if info.shape else UNKNOWN for info in op.outputs)
     choices = choices_of(op)

@@ -147,6 +147,14 @@ def test_what_mixes_rows_is_found(build: Any, mixing: str) -> None:
     assert _follow(build)["mixing"] == [mixing]
 
 
+def test_numbers_of_rows_that_labels_pick_are_labels() -> None:
+    def build(x: tf.Tensor) -> tf.Tensor:
+        numbers, labels = tf.range(tf.shape(x)[0]), tf.cast(x[:, 0], tf.int32)
+        return tf.math.unsorted_segment_sum(x, tf.gather(numbers, labels), tf.shape(x)[0])
+
+    assert _follow(build)["kind"] == "partial"
+
+
 def test_sums_over_rows_are_one_value_for_each_column() -> None:
     covariance = _follow(lambda x: tf.matmul(x, x, transpose_a=True))
     assert (covariance["kind"], covariance["degree"], covariance["mixing"]) == ("partial", 1, [])

@@ -187,6 +187,18 @@ def test_the_peak_of_a_split_head(init, devices):
     assert_close(SplitHead(), tolerance=0.02)
 
 
+def test_sparse_feeds_are_divided_by_their_rows(init):
+    begin(init, devices=2)
+    sparse, y = tf.sparse_placeholder(tf.float32, [None, 5]), tf.placeholder(tf.float32, [None, 3])
+    with epl.replicate(1):
+        weights = tf.get_variable("w", [5, 3])
+        loss = tf.reduce_mean(tf.square(tf.sparse_tensor_dense_matmul(sparse, weights) - y))
+    train_op = tf.train.GradientDescentOptimizer(0.1).minimize(loss)
+    values = tf.SparseTensorValue([[row, 0] for row in range(8)] + [[7, 4]], np.ones(9, "f"), [8, 5])
+    found = memory_estimate(train_op, {sparse: values, y: np.ones([8, 3], "f")}, THREADS, advise=False)
+    assert [device.weights for device in found.devices] == [60, 60]
+
+
 def test_copies_of_equal_sizes_count_as_if_each_was_inferred(init, monkeypatch):
     begin(init, devices=4, cluster__colocate_split_and_replicate=True)
     model = SplitHead(classes=1002, width=16, layers=1, parts=4)  # shards of 251, 251, 250 and 250 classes

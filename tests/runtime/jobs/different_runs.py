@@ -22,7 +22,6 @@ def main(level, done):
     epl.add_to_collection(loss, epl.GraphKeys.GLOBAL_MEAN_OBJECTS)
     value = tf.placeholder(tf.float32, [3, 4])
     assigned = weight.assign(value)
-    halved = weight.assign(0.5 * weight)
     train_op = tf.train.MomentumOptimizer(0.01, 0.9).minimize(loss)
     feed = {rows: np.ones([2, 3], "f")}
     is_first = Env.get().cluster.worker_index == 0
@@ -31,8 +30,6 @@ def main(level, done):
         sess.run(train_op, feed)
         if done.startswith("assigns") and (is_first or done.endswith("in all")):
             sess.run(assigned.op, {value: np.full([3, 4], 0.5, "f")})
-        if done.startswith("halves") and (is_first or done.endswith("in all")):
-            sess.run(halved.op)
         for _ in range(2 if done.startswith("evaluates") and (is_first or done.endswith("in all")) else 0):
             sess.run(loss, feed)
         sess.run(train_op, feed)
