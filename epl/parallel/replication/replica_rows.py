@@ -64,6 +64,7 @@ WRITES, MIXES, FETCHES, SHOWS = "writes", "mixes", "fetches", "shows"
 _PHASE = PHASE_ATTR.encode()
 _SEED = b"seed2"
 _SHOWN = 2  # findings of a kind in a sentence
+_OF_SHARDS = frozenset(["sharded variables", "zero.level"])  # decisions whose ops compute no number of the script
 
 
 class RowFinding(NamedTuple):
@@ -260,7 +261,7 @@ def _find_scalars(
     data = _batches(graph.tf_graph, view)
     others = view.descendants(data - view.ancestors(gradients))
     merged = {output.tensor for output in plan.outputs}
-    of_batch = data_descendants(view, data, set()) - others - updated
+    of_batch = data_descendants(view, data, set()) - others - updated - _inserted(graph, view, _OF_SHARDS)
     candidates = {
         (node, at)
         for node, at in scalars_of(graph.tf_graph, view, of_batch)
@@ -507,9 +508,16 @@ def _takes_sparse_tensor(op_type: str) -> bool:
 
 def _lowered(graph: Graph, view: GraphView) -> Set[int]:
     """The ops that EPL has built in place of those of a split: together the ranks compute with the rows of all."""
-    if replica_groups(graph) is None:
-        return set()
-    return {view.index[name] for name, origin in graph.inserted.by_name().items() if origin.decision != THE_USER}
+    return set() if replica_groups(graph) is None else _inserted(graph, view)
+
+
+def _inserted(graph: Graph, view: GraphView, decisions: Container[str] = ()) -> Set[int]:
+    """The ops that EPL has added, for some decisions; (): for any."""
+    return {
+        view.index[name]
+        for name, origin in graph.inserted.by_name().items()
+        if (origin.decision in decisions if decisions else origin.decision != THE_USER)
+    }
 
 
 def _of_data(tensor: tf.Tensor, of_scalar: Flow) -> Flow:
