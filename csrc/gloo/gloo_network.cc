@@ -58,6 +58,7 @@ class Network : public GlooNetwork, private gloo::Context {
 }  // namespace
 }  // namespace epl
 
-extern "C" EPL_EXPORT epl::GlooNetwork* epl_gloo_listen_1(const char* host, int self, int size, double connect_seconds) {
+extern "C" EPL_EXPORT epl::GlooNetwork* epl_gloo_listen_1(const char* host, int self, int size,
+                                                          double connect_seconds) {
   return new epl::Network(host, self, size, connect_seconds);
 }
