@@ -1,14 +1,13 @@
 """Numbers that are made of gradients, such as their norm: those of one device on all rows, or told."""
 
 import contextlib
-import io
-import logging
 from typing import Any, Dict, List, Tuple
 
 import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
 
+from tests.behaviour.logs import listening
 from tests.parity.context import Context
 from tests.parity.oracle import NOT_OF_ONE_DEVICE, Oracle
 from tests.parity.scripts.data import CLASSES, FEATURES, samples
@@ -63,12 +62,7 @@ def _show(ctx: Context, kind: str, is_clipped: bool, micro_steps: int = 1, **con
     ctx.record(names={name: tensor.name for name, tensor in shown.items()})
     rows = np.split(np.arange(ctx.process_batch), micro_steps)
     rows = rows if ctx.planned else rows[-1:]  # a number is that of the rows of the run, the last one
-    said = logging.StreamHandler(io.StringIO())
-    logger = logging.getLogger("epl")
-    level = logger.level
-    logger.addHandler(said)
-    logger.setLevel(logging.INFO)
-    with tf.Session() as sess:
+    with listening() as said, tf.Session() as sess:
         sess.run(tf.global_variables_initializer())
         for name, fetched in [*shown.items(), ("summary", summary)]:
             for part in rows:
@@ -79,9 +73,7 @@ def _show(ctx: Context, kind: str, is_clipped: bool, micro_steps: int = 1, **con
         value = sess.run([late, train_op], feed)[0]
         if kind == "one" and micro_steps == 1:  # what is built after the first run is told, also where it is equal
             ctx.record(late=value)
-    logger.removeHandler(said)
-    logger.setLevel(level)
-    ctx.record(said=said.stream.getvalue())
+    ctx.record(said=said.getvalue())
 
 
 @pytest.mark.parametrize("is_clipped", [False, True])

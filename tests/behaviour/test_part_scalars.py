@@ -1,8 +1,6 @@
 """Scalars and metrics of a step in a pipeline, and next to an epl.split: those of one device on all rows, or told."""
 
 import contextlib
-import io
-import logging
 import re
 from typing import Any, Dict, Set
 
@@ -10,6 +8,7 @@ import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
 
+from tests.behaviour.logs import listening
 from tests.parity.context import Context
 from tests.parity.oracle import NOT_OF_ONE_DEVICE, Oracle, topology_name
 from tests.parity.scripts.data import CLASSES, FEATURES, samples
@@ -53,12 +52,7 @@ def _show(ctx: Context, is_split: bool, **config: Any) -> None:
     train_op = tf.train.GradientDescentOptimizer(0.0).minimize(loss)
     ctx.record(names={name: tensor.name for name, tensor in shown.items()})
     feed = {x: ctx.step_rows(samples().x, 0), y: ctx.step_rows(samples().y, 0)}
-    said = logging.StreamHandler(io.StringIO())
-    logger = logging.getLogger("epl")
-    level = logger.level
-    logger.addHandler(said)
-    logger.setLevel(logging.INFO)
-    with tf.Session() as sess:
+    with listening() as said, tf.Session() as sess:
         sess.run([tf.global_variables_initializer(), tf.local_variables_initializer()])
         ctx.record(loss=sess.run([loss, train_op], feed)[0])
         for name, tensor in shown.items():
@@ -66,9 +60,7 @@ def _show(ctx: Context, is_split: bool, **config: Any) -> None:
         ctx.record(metric=sess.run(metric))
         found = tf.Summary.FromString(sess.run([summary, train_op], feed)[0])
         ctx.record(**{f"summary {one.tag}": one.simple_value for one in found.value})
-    logger.removeHandler(said)
-    logger.setLevel(level)
-    ctx.record(said=said.stream.getvalue())
+    ctx.record(said=said.getvalue())
 
 
 _ALL = {"activity", "accuracy", "linear", "by_count", "right", "masked", "largest", "shown"}
