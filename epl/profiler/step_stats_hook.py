@@ -54,7 +54,6 @@ class StepStatsHook(tf.train.SessionRunHook):
             written.
           save_steps: runs from one value of loss, rate and loss scale to the next.
           trace_steps: runs from one traced run to the next. A traced run is slower; None traces no run.
-
           log: called on worker 0 with the values of a run by tag, as `log(values, step=global_step)`.
           peak_flops: FLOP/s that one device reaches at most, in the precision of the training, such as 312e12.
 

@@ -13,7 +13,7 @@ import tensorflow.compat.v1 as tf
 from epl.ir.dataflow import SHAPE_OPS
 from epl.ir.view import GraphView
 from epl.parallel.costs.ops import OpRun, kind_of
-from epl.parallel.costs.shapes import TensorType, Types, is_assumed_rank
+from epl.parallel.costs.shapes import TensorType, Types, known_type
 from epl.planner.machine.op_kinds import Kind
 from epl.utils import tf_compat
 
@@ -124,5 +124,4 @@ def _parts(gradient: Any) -> List[tf.Tensor]:
 
 
 def _type(tensor: tf.Tensor) -> TensorType:
-    is_unknown = tensor.shape.ndims is None or is_assumed_rank(tensor.shape.ndims)
-    return TensorType(None if is_unknown else tuple(tensor.shape.as_list()), tensor.dtype)
+    return known_type(*tf_compat.output_type(tensor))

@@ -121,11 +121,13 @@ def types_of(tf_graph: tf.Graph, view: GraphView, nodes: Collection[int]) -> Typ
     """Shape and dtype of every output of some nodes, as the graph has them."""
     types = {}
     for node in nodes:
-        types[node] = [
-            TensorType(None if shape is None or is_assumed_rank(len(shape)) else shape, dtype)
-            for shape, dtype in tf_compat.output_types(tf_graph, view.nodes[node].name)
-        ]
+        types[node] = [known_type(*output) for output in tf_compat.output_types(tf_graph, view.nodes[node].name)]
     return types
+
+
+def known_type(shape: Shape, dtype: tf.DType) -> TensorType:
+    """What a graph knows of a tensor, without a rank that is an assumed length."""
+    return TensorType(None if shape is None or is_assumed_rank(len(shape)) else shape, dtype)
 
 
 def _inferred(view: GraphView, nodes: Collection[int], graph_def: tf.GraphDef) -> Types:

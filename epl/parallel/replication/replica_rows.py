@@ -261,7 +261,8 @@ def _find_scalars(
     data = _batches(graph.tf_graph, view)
     others = view.descendants(data - view.ancestors(gradients))
     merged = {output.tensor for output in plan.outputs}
-    of_batch = data_descendants(view, data, set()) - others - updated - _inserted(graph, view, _OF_SHARDS)
+    of_shards = {node for node, decision in _decisions(graph, view).items() if decision in _OF_SHARDS}
+    of_batch = data_descendants(view, data, set()) - others - updated - of_shards
     candidates = {
         (node, at)
         for node, at in scalars_of(graph.tf_graph, view, of_batch)
@@ -508,16 +509,14 @@ def _takes_sparse_tensor(op_type: str) -> bool:
 
 def _lowered(graph: Graph, view: GraphView) -> Set[int]:
     """The ops that EPL has built in place of those of a split: together the ranks compute with the rows of all."""
-    return set() if replica_groups(graph) is None else _inserted(graph, view)
+    if replica_groups(graph) is None:
+        return set()
+    return {node for node, decision in _decisions(graph, view).items() if decision != THE_USER}
 
 
-def _inserted(graph: Graph, view: GraphView, decisions: Container[str] = ()) -> Set[int]:
-    """The ops that EPL has added, for some decisions; (): for any."""
-    return {
-        view.index[name]
-        for name, origin in graph.inserted.by_name().items()
-        if (origin.decision in decisions if decisions else origin.decision != THE_USER)
-    }
+def _decisions(graph: Graph, view: GraphView) -> Dict[int, str]:
+    """Op that EPL has added, or had the user's code add -> the decision that it follows from."""
+    return {view.index[name]: origin.decision for name, origin in graph.inserted.by_name().items()}
 
 
 def _of_data(tensor: tf.Tensor, of_scalar: Flow) -> Flow:

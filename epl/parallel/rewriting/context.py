@@ -327,8 +327,10 @@ class RewriteContext:
     @property
     def local_replicas(self) -> int:
         """Replicas that are built in this process: all; where nothing runs, the first of replicas that are alike."""
+        if not self.is_imagined:
+            return self.process_replicas
         differ = self.plan.row_shares or any(getattr(one.strategy, "ratios", ()) for one in self.graph.taskgraphs)
-        return self.process_replicas if differ or not self.is_imagined else 1
+        return self.process_replicas if differ else 1
 
     @property
     def world_size(self) -> int:

@@ -292,6 +292,7 @@ def _options(strategy: Strategy, layout: StrategyLayout, config: Config) -> Step
         refuse_stages_with_groups(zero, is_unequal=False, is_dedicated=is_dedicated)
     if zero == DROPS:
         refuse_v2(bool(values["offload.level"]), bool(layout.splits), len(layout.stages))
+    uncounted = {"batch_norm.sync": config.batch_norm.sync, 'replicate.batch "all"': config.replicate.batch == "all"}
     return StepOptions(
         zero=zero,
         offload=bool(values["offload.level"]),
@@ -308,8 +309,7 @@ def _options(strategy: Strategy, layout: StrategyLayout, config: Config) -> Step
         scales=bool(config.amp.level) and config.amp.loss_scale != 1.0,
         checks=bool(config.amp.level) and config.amp.loss_scale == "dynamic",
         dtype=config.amp.dtype if config.amp.level else "float32",
-        uncounted=("batch_norm.sync",) * bool(config.batch_norm.sync)
-        + ('replicate.batch "all"',) * (config.replicate.batch == "all"),
+        uncounted=tuple(setting for setting, is_on in uncounted.items() if is_on),
     )
 
 

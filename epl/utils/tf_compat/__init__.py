@@ -7,7 +7,7 @@ comment at each name says what it is used for.
     tf1.py      what TensorFlow 1.15 has in its own way
     tf2.py      the same names for TensorFlow 2 in graph mode
     bulk_import.py   what both share of the import of many nodes
-    tensors.py   and of what is known of a tensor
+    tensors.py  sizes and dtype of a tensor, for both
     chosen.py   the one of the two that fits
     common.py   what is the same in both, and what is made of the names above
 """
@@ -17,3 +17,4 @@ from epl.utils.tf_compat import needed as needed  # before the next line
 # isort: split
 from epl.utils.tf_compat.chosen import *  # noqa: F403
 from epl.utils.tf_compat.common import *  # noqa: F403
+from epl.utils.tf_compat.tensors import output_type as output_type
