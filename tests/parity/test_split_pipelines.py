@@ -81,7 +81,9 @@ def test_wide_layers(oracle: Oracle, micro_batches: int, schedule: str) -> None:
     ids=lambda value: topology_name(value) if isinstance(value, tuple) else str(value),
 )
 def test_models(oracle: Oracle, topology: Tuple[int, int], name: str, micro_batches: int, optimizer: str) -> None:
-    _check(oracle, topology, name, micro_batches, optimizer)
+    # Adam divides by roots of gradients that are hardly more than their rounding in float32.
+    own = {"dtype": "float64"} if optimizer == "adam" else {}
+    _check(oracle, topology, name, micro_batches, optimizer, **own)
 
 
 @long

@@ -96,7 +96,7 @@ def broadcast_cases():
     yield Case("square", lambda x, y: tf.squared_difference(x, y), [floats("B", 7), floats("B", 1)],
                "b0,b0>b0 s1,F>s1")  # fmt: skip
     yield Case("scalars", tf.add, [floats(), floats()], "P,P>P")
-    yield Case("accumulated", lambda *values: tf.accumulate_n(values), [floats(5, 7)] * 3,
+    yield Case("accumulated", lambda *values: tf.raw_ops.AccumulateNV2(inputs=values, shape=[5, 7]), [floats(5, 7)] * 3,
                "s0,s0,s0>s0 s1,s1,s1>s1 P,P,P>P")  # fmt: skip
     yield Case("cast", lambda x: tf.cast(x, tf.float64), [floats(7)], "s0>s0 P>P")
     yield Case("narrowed", lambda x: tf.cast(x, tf.float16), [floats(7)], "s0>s0")
