@@ -36,14 +36,17 @@ def _scope(ctx: Context, kind: str) -> Any:
 
 
 def _two_models(ctx: Context, kind: str) -> None:
-    """The same lines twice, as a notebook runs them: the names of the variables are the same, the rate is not."""
+    """The same lines twice, as a notebook runs them: the names of the variables are the same, the rate is not.
+
+    In float64, so that rounding hides nothing.
+    """
     ctx.stages = 2 if kind == "pipeline" else 1
     data = samples()
     for rate in (0.1, 0.03):
         if not ctx.planned:
             tf.reset_default_graph()
         ctx.init(annotate=kind != "pipeline", **KINDS[kind])
-        x, y = tf.placeholder(tf.float32, [None, FEATURES], "x"), tf.placeholder(tf.int32, [None], "y")
+        x, y = tf.placeholder(tf.float64, [None, FEATURES], "x"), tf.placeholder(tf.int32, [None], "y")
         with ctx.scope() if kind == "pipeline" else contextlib.ExitStack():
             hidden = dense(x, 8, "hidden", tf.nn.tanh)
         with _scope(ctx, kind):

@@ -9,14 +9,12 @@ of width 64 with 4 rows is 15-23% short by measured ops, but at most 11% off by 
 from typing import Dict, Optional, Tuple
 
 from epl.parallel.costs.ops import OpCost
-from epl.planner.machine.machine import Device
+from epl.planner.machine.machine import Device, OpRate
 from epl.planner.machine.op_kinds import Kind
 from epl.planner.machine.presets import DEVICES
 
 # The kind of device by which decisions are made that ask for a type of device alone.
 _PRESETS = {"cpu": "cpu", "gpu": "v100-16"}
-# With this narrowest dimension a contraction runs at half its rate; measured as the rates of the CPU.
-_HALF_RATE_WIDTH = 40
 # Kinds that move bytes slower than the bandwidth allows, and how many times slower.
 _SLOWER = {Kind.REARRANGE: 3.0}
 
@@ -33,7 +31,7 @@ class OpTimes:
         self.overhead = device.launch_overhead
         self.bandwidth = device.bandwidth.reached
         self._device = device
-        self._rates: Dict[Tuple[str, str], Optional[float]] = {}
+        self._rates: Dict[Tuple[str, str], Optional[OpRate]] = {}
 
     def seconds(self, cost: OpCost) -> float:
         """How long one run of an op takes."""
@@ -46,13 +44,9 @@ class OpTimes:
         moving = cost.bytes / self.bandwidth * _SLOWER.get(cost.kind, 1.0)
         key = (cost.kind, cost.dtype)
         if key not in self._rates:
-            self._rates[key] = self._device.flops(*key)
+            self._rates[key] = self._device.rate(*key)
         rate = self._rates[key]
-        if rate is None:
-            return moving
-        if cost.narrowest:
-            rate *= cost.narrowest / (cost.narrowest + _HALF_RATE_WIDTH)
-        return max(moving, cost.flops / rate)
+        return moving if rate is None else max(moving, cost.flops / rate.reached(cost.narrowest))
 
 
 def times_on(device_type: str) -> OpTimes:

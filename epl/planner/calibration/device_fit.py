@@ -4,6 +4,7 @@
 
     launch overhead    what tiny ops take: the median over them
     bandwidth          of elementwise layers in float32: bytes / (seconds - overhead)
+    half width         of matmuls: from the times of the same layers with many rows and with few
     rate of a kind     of its layers, in a dtype: FLOPs / (seconds - overhead); none if the bandwidth explains the times
 
 A layer is an op and its backward ops, with their times added up, as a training step has them: a matmul of a gradient
@@ -11,18 +12,20 @@ may take three times as long as the one of the layer. Of several layers the medi
 """
 
 import statistics
-from typing import Dict, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 from epl.parallel.costs.op_times import OpTimes
 from epl.parallel.costs.ops import OpCost
 from epl.planner.calibration.op_samples import OpSample
-from epl.planner.machine.machine import CALIBRATED_BY, Device, Measurement, OpRate, Speed
+from epl.planner.machine.machine import CALIBRATED_BY, HALF_WIDTH, Device, Measurement, OpRate, Speed
 from epl.planner.machine.op_kinds import CONTRACTIONS, DTYPES, RATED, Kind
 from epl.planner.profile.op_timing import OpTime, summary
 
 # Layers of a kind that take at most so many times as long as the bandwidth allows have no rate of their own.
 _EXPLAINED = 1.1
 _LEAST_SHARE = 0.05  # of its time that an op works at least, whatever the overhead is
+# A layer with few rows takes at most this share of the time of the one with many rows: else no half width explains it.
+_MOST_TIMES_SLOWER = 0.9
 
 
 class TimedOp(NamedTuple):
@@ -38,10 +41,12 @@ class MeasuredDeviceOps(NamedTuple):
     Attributes:
       tiny: of ops that do next to nothing.
       others: of all other ops.
+      narrow: of the matmuls among these in float32, with fewer rows.
     """
 
     tiny: Sequence[TimedOp]
     others: Sequence[TimedOp]
+    narrow: Sequence[TimedOp] = ()
 
 
 def fit_device(
@@ -64,7 +69,8 @@ def fit_device(
         one for one in measured.others if one.sample.cost.kind == Kind.ELEMENTWISE and one.sample.dtype == "float32"
     ]
     bandwidth = summary(_speeds(moving, overhead, bandwidth=1.0))
-    rates, words = _fit_rates(measured.others, overhead, bandwidth.seconds)
+    half_width = _half_width(measured, overhead)
+    rates, words = _fit_rates(measured.others, overhead, bandwidth.seconds, half_width)
     device = Device(
         name,
         tuple(rates),
@@ -80,26 +86,52 @@ def fit_device(
             ("threads", "the device computes one op at a time, with all of its cores"),
         ),
     )
-    return device, [_measurement(device, one) for one in [*measured.tiny, *measured.others]]
+    return device, [_measurement(device, one) for one in [*measured.tiny, *measured.others, *measured.narrow]]
 
 
-def _fit_rates(timed: Sequence[TimedOp], overhead: OpTime, bandwidth: float) -> Tuple[List[OpRate], str]:
+def _half_width(measured: MeasuredDeviceOps, overhead: OpTime) -> int:
+    """The half width of matmuls: that with which the same layers have one rate with many rows and with few.
+
+    With s seconds per FLOP at w rows, s is proportional to 1 + half width / w, for both.
+    """
+    found = []
+    wide = [one for one in measured.others if one.sample.dtype == "float32" and one.sample.cost.kind == Kind.MATMUL]
+    for layer in {one.sample.layer for one in measured.narrow}:
+        (few, slow), (many, fast) = (
+            _width_and_slowness([one for one in timed if one.sample.layer == layer], overhead)
+            for timed in (measured.narrow, wide)
+        )
+        times = min(max(slow / fast, 1.0), _MOST_TIMES_SLOWER * many / few)
+        found.append((times - 1) / (1 / few - times / many))
+    return round(statistics.median(found)) if found else HALF_WIDTH
+
+
+def _width_and_slowness(timed: Sequence[TimedOp], overhead: OpTime) -> Tuple[int, float]:
+    """The narrowest dimension of a layer, and its seconds per FLOP."""
+    flops = sum(one.sample.cost.flops for one in timed)
+    return min(one.sample.cost.narrowest for one in timed), sum(_working(one.time, overhead) for one in timed) / flops
+
+
+def _fit_rates(
+    timed: Sequence[TimedOp], overhead: OpTime, bandwidth: float, half_width: int
+) -> Tuple[List[OpRate], str]:
     by_kind: Dict[str, Dict[str, List[TimedOp]]] = {}
     for one in timed:
         by_kind.setdefault(one.sample.cost.kind, {}).setdefault(one.sample.dtype, []).append(one)
     rates: List[OpRate] = []
     fits: List[OpTime] = []
     for kind in RATED:
-        speeds = {dtype: _speeds(some, overhead, rate=1.0) for dtype, some in by_kind.get(kind, {}).items()}
+        unit = OpRate(kind, "float32", Speed(1.0), half_width if kind == Kind.MATMUL else HALF_WIDTH)
+        speeds = {dtype: _speeds(some, overhead, rate=unit) for dtype, some in by_kind.get(kind, {}).items()}
         slow = [one for one in speeds if not _is_explained(by_kind[kind][one], overhead, bandwidth)]
         own = [dtype for dtype in DTYPES if dtype in (speeds if kind in CONTRACTIONS else slow)]
         if "float32" not in speeds or not own:
             continue
         if "float32" not in own:  # it must be there for the others; this high, the bandwidth decides
-            rates.append(OpRate(kind, "float32", Speed(max(speeds["float32"]))))
+            rates.append(unit._replace(flops=Speed(max(speeds["float32"]))))
         for dtype in own:
             fits.append(summary(speeds[dtype]))
-            rates.append(OpRate(kind, dtype, Speed(fits[-1].seconds)))
+            rates.append(unit._replace(dtype=dtype, flops=Speed(fits[-1].seconds)))
     counts, spreads = [fit.runs for fit in fits] or [0], [fit.spread for fit in fits] or [0.0]
     return rates, (
         f"medians of {min(counts)} to {max(counts)} layers, "
@@ -107,7 +139,7 @@ def _fit_rates(timed: Sequence[TimedOp], overhead: OpTime, bandwidth: float) -> 
     )
 
 
-def _speeds(timed: Sequence[TimedOp], overhead: OpTime, **unit: float) -> List[float]:
+def _speeds(timed: Sequence[TimedOp], overhead: OpTime, **unit: Any) -> List[float]:
     """Of each layer: how many times faster it ran than at a rate, or a bandwidth, of 1."""
     work: Dict[int, float] = {}
     seconds: Dict[int, float] = {}
@@ -128,9 +160,9 @@ def _working(time: OpTime, overhead: OpTime) -> float:
     return max(time.seconds - overhead.seconds, _LEAST_SHARE * time.seconds, 1e-9)
 
 
-def _work(cost: OpCost, rate: Optional[float] = None, bandwidth: float = 1e30) -> float:
-    """Seconds that the cost model gives for an op, without its start, at a rate or a bandwidth."""
-    rates = () if rate is None else (OpRate(cost.kind, "float32", Speed(rate)),)
+def _work(cost: OpCost, rate: Optional[OpRate] = None, bandwidth: float = 1e30) -> float:
+    """Seconds that the cost model gives for an op, without its start, at a rate of its kind or a bandwidth."""
+    rates = () if rate is None else (rate,)
     return OpTimes(Device("unit", rates, Speed(bandwidth), None, 0.0, 1, ())).work_seconds(cost)
 
 

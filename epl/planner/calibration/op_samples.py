@@ -166,6 +166,12 @@ def ops_of_kinds(dtype: tf.DType, rows: int, all_layers: bool) -> List[OpSample]
     return found
 
 
+def narrow_matmuls(rows: int, all_layers: bool) -> List[OpSample]:
+    """The matmuls of `ops_of_kinds` in float32, with an eighth of the rows."""
+    found = ops_of_kinds(tf.float32, max(1, rows // 8), all_layers)
+    return [sample for sample in found if sample.cost.kind == Kind.MATMUL]
+
+
 def _samples(layer: _Layer, number: int, kind: Optional[str], rows: int, dtype: tf.DType) -> List[OpSample]:
     """The ops of a layer and of its gradients that are of a kind; None: those of the layer alone, of any kind."""
     with tf.Graph().as_default() as graph:

@@ -1,4 +1,7 @@
-"""What each worker of a calibration does: all time collectives together, then worker 0 times ops, alone.
+"""What each worker of a calibration does: all time collectives together, then each times ops, at the same time.
+
+In training all of them compute, and take caches, memory bandwidth and the halves of cores from each other: on two such
+halves an op of one worker takes 1.5 times as long as alone. The times of worker 0 count.
 
 `calibrate.py` starts the workers by `epl.run`, as training would be started: each has its share of the cores.
 """
@@ -15,7 +18,7 @@ from epl.parallel.plan.agreement import meet
 from epl.planner.calibration.collective_timing import groups_of, time_collectives
 from epl.planner.calibration.device_fit import MeasuredDeviceOps, TimedOp
 from epl.planner.calibration.link_fit import TimedCollective
-from epl.planner.calibration.op_samples import OpSample, ops_of_kinds, tiny_ops
+from epl.planner.calibration.op_samples import OpSample, narrow_matmuls, ops_of_kinds, tiny_ops
 from epl.planner.profile.local_device import device_memory, device_model, local_device
 from epl.planner.profile.op_timing import MeasuredDevice, measure
 from epl.strategies.context import StrategyContext
@@ -67,26 +70,27 @@ def measure_here(share: float) -> Optional[Measured]:
             times = time_collectives(cluster, job, sessions, ranks, f"{number}", share)
             collectives.setdefault(where, []).extend(times)
         job.stop()
+    ops = _time_ops(cluster, device._replace(memory=device.memory / cluster.worker_num), share)
     if cluster.worker_index > 0:
         return None
-    memory, source = device_memory(cluster)
-    return Measured(
-        device_model(cluster), device.is_gpu, memory, source, _time_ops(cluster, device, share), collectives
-    )
+    return Measured(device_model(cluster), device.is_gpu, *device_memory(cluster), ops, collectives)
 
 
 def _time_ops(cluster: Cluster, device: MeasuredDevice, share: float) -> MeasuredDeviceOps:
     begin = time.monotonic()
     tiny = _timed(tiny_ops(), device, share * _TINY_SECONDS)
     others: List[TimedOp] = []
+    narrow: List[TimedOp] = []
     for dtype, (rows, seconds) in _DTYPES.items():
         if time.monotonic() - begin > share * _OPS_SECONDS and others:
             _say(cluster, f"ops in {dtype.name}: left out, as there is no time left; they count as float32")
             continue
         _say(cluster, f"ops in {dtype.name}")
-        samples = ops_of_kinds(dtype, _ROWS_OF_A_GPU if device.is_gpu else rows, dtype == tf.float32 and share >= 1)
-        others += _timed(samples, device, share * seconds)
-    return MeasuredDeviceOps(tiny, others)
+        given = (_ROWS_OF_A_GPU if device.is_gpu else rows, dtype == tf.float32 and share >= 1)
+        others += _timed(ops_of_kinds(dtype, *given), device, share * seconds)
+        if dtype == tf.float32:
+            narrow = _timed(narrow_matmuls(*given), device, share * seconds)
+    return MeasuredDeviceOps(tiny, others, narrow)
 
 
 def _timed(samples: List[OpSample], device: MeasuredDevice, seconds: float) -> List[TimedOp]:

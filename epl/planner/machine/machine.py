@@ -21,6 +21,7 @@ from epl.planner.machine.op_kinds import CONTRACTION, CONTRACTIONS, Kind
 Sources = Tuple[Tuple[str, str], ...]
 
 CALIBRATED_BY = "epl-plan --calibrate"  # how sources of numbers begin that were measured
+HALF_WIDTH = 40  # of a rate that gives no other
 
 
 class Speed(NamedTuple):
@@ -46,12 +47,20 @@ class OpRate(NamedTuple):
     Attributes:
       kind: a name of `op_kinds.RATED`.
       dtype: a name of `op_kinds.DTYPES`.
-      flops: in FLOP/s.
+      flops: in FLOP/s, of ops without a narrow dimension.
+      half_width: size of the narrowest dimension with which a contraction runs at half of this rate. A matmul of n
+        rows takes as long as n + half_width rows would at the full rate: it arranges its weights, however few rows come.
     """
 
     kind: str
     dtype: str
     flops: Speed
+    half_width: int = HALF_WIDTH
+
+    def reached(self, narrowest: int = 0) -> float:
+        """FLOP/s that an op reaches; `narrowest`: the size of its narrowest dimension, 0 for one that has none."""
+        share = narrowest / (narrowest + self.half_width) if narrowest else 1.0
+        return self.flops.reached * share
 
 
 class Device(NamedTuple):
@@ -80,24 +89,20 @@ class Device(NamedTuple):
     type: str = "GPU"
     shared_by: int = 1
 
-    def flops(self, kind: str, dtype: str = "float32") -> Optional[float]:
-        """FLOP/s that ops reach; None if memory bandwidth alone limits them.
+    def peak(self, dtype: str) -> float:
+        """FLOP/s of matmuls by the data sheet, of float32 where it has no other rate; 0 if matmuls have none."""
+        rate = self.rate(Kind.MATMUL, dtype)
+        return 0.0 if rate is None else rate.flops.peak
+
+    def rate(self, kind: str, dtype: str = "float32") -> Optional[OpRate]:
+        """How fast ops run; None if memory bandwidth alone limits them.
 
         Args:
           kind: a constant of `op_kinds.Kind`.
           dtype: name of a dtype; one without a rate counts as float32.
         """
-        speed = self._speed(kind, dtype)
-        return None if speed is None else speed.reached
-
-    def peak(self, dtype: str) -> float:
-        """FLOP/s of matmuls by the data sheet, of float32 where it has no other rate; 0 if matmuls have none."""
-        speed = self._speed(Kind.MATMUL, dtype)
-        return 0.0 if speed is None else speed.peak
-
-    def _speed(self, kind: str, dtype: str) -> Optional[Speed]:
         for name in (kind, CONTRACTION) if kind in CONTRACTIONS else (kind,):
-            rates = {rate.dtype: rate.flops for rate in self.rates if rate.kind == name}
+            rates = {rate.dtype: rate for rate in self.rates if rate.kind == name}
             if rates:
                 return rates.get(dtype, rates["float32"])
         return None
@@ -249,7 +254,7 @@ def to_plain(machine: Machine) -> Dict[str, Any]:
 def _plain_device(device: Device) -> Dict[str, Any]:
     rates: Dict[str, Dict[str, Any]] = {}
     for rate in device.rates:
-        rates.setdefault(rate.kind, {})[rate.dtype] = _plain_speed(rate.flops)
+        rates.setdefault(rate.kind, {})[rate.dtype] = _plain_rate(rate)
     plain = {
         "flops": rates,
         "bandwidth": _plain_speed(device.bandwidth),
@@ -270,6 +275,12 @@ def _plain_link(link: Interconnect) -> Dict[str, Any]:
         "shared_by": link.shared_by or "all",
     }
     return _with_sources(plain, link.sources)
+
+
+def _plain_rate(rate: OpRate) -> Any:
+    if rate.half_width == HALF_WIDTH:
+        return _plain_speed(rate.flops)
+    return {"peak": rate.flops.peak, "fraction": rate.flops.fraction, "half_width": rate.half_width}
 
 
 def _plain_speed(speed: Speed) -> Any:

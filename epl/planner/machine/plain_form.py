@@ -164,8 +164,16 @@ def _rates(plain: Any, place: EntryPlace) -> Tuple[OpRate, ...]:
         at = place.at(kind)
         entries.required(entries.mapping(by_dtype, at, DTYPES, _RATES_EXAMPLE), at, "float32", "15.7 TFLOP/s")
         for dtype, rate in by_dtype.items():
-            rates.append(OpRate(kind, dtype, entries.speed(rate, at.at(dtype), quantities.FLOPS)))
+            rates.append(_rate(kind, dtype, rate, at.at(dtype)))
     return tuple(rates)
+
+
+def _rate(kind: str, dtype: str, plain: Any, place: EntryPlace) -> OpRate:
+    given: Dict[str, int] = {}
+    if isinstance(plain, dict) and "half_width" in plain:
+        given["half_width"] = entries.count(plain["half_width"], place.at("half_width"), 0)
+        plain = {key: value for key, value in plain.items() if key != "half_width"}
+    return OpRate(kind, dtype, entries.speed(plain, place, quantities.FLOPS), **given)
 
 
 def _memory(plain: Any, place: EntryPlace) -> Optional[int]:

@@ -55,19 +55,35 @@ def test_a_file_says_which_device_sits_where(read):
 
 def test_a_device_has_rates_of_its_own_or_of_its_preset(read):
     big, small, own, _ = read(YAML).devices
-    assert big.flops("matmul") == pytest.approx(0.9 * 15.7e12) and big.memory == 32 * 2**30
+    assert big.rate("matmul").reached() == pytest.approx(0.9 * 15.7e12) and big.memory == 32 * 2**30
     assert small.memory == 12 * 10**9 and "memory" not in dict(small.sources)
-    assert own.flops("matmul", "float16") == pytest.approx(82.5e12)
-    assert own.flops("matmul", "int32") == own.flops("matmul") == 100e9
-    assert own.flops("convolution") is None and own.flops("softmax") is None
+    assert own.rate("matmul", "float16").reached() == pytest.approx(82.5e12)
+    assert own.rate("matmul", "int32").reached() == own.rate("matmul").reached() == 100e9
+    assert own.rate("convolution") is None and own.rate("softmax") is None
     assert own.bandwidth == Speed(900e9, 0.9) and (own.threads, own.shared_by) == (4, 0) and own.memory is None
     assert own.sources == (("", "measured by hand"),)
 
 
+def test_a_rate_says_with_what_width_half_of_it_is_left(read):
+    machine = read("""
+        devices:
+          own: {flops: {matmul: {float32: {peak: 100 GFLOP/s, fraction: 0.8, half_width: 80}}},
+                bandwidth: 10 GB/s, launch_overhead: 1 us}
+        nodes: [own]
+    """)
+    rate = machine.devices[0].rate("matmul")
+    assert rate.reached() == pytest.approx(80e9) and rate.reached(80) == pytest.approx(40e9)
+    assert from_json(to_json(machine), "again") == machine
+    rate = "{matmul: {float32: {peak: 1e9, fraction: 1, half_width: few}}}"
+    assert refusal(read, f"nodes: [own]\ndevices: {{own: {{preset: cpu, flops: {rate}}}}}").startswith(
+        "m.yaml: devices.own.flops.matmul.float32.half_width is 'few'; expected a whole number from 0 to "
+    )
+
+
 def test_one_name_stands_for_all_contractions_that_have_no_rate_of_their_own():
     (device,) = read_machine("v100-32").devices
-    assert device.flops("batch matmul", "float16") == pytest.approx(82.5e12)
-    assert device.flops("depthwise convolution", "float16") == pytest.approx(0.9 * 31.4e12)
+    assert device.rate("batch matmul", "float16").reached() == pytest.approx(82.5e12)
+    assert device.rate("depthwise convolution", "float16").reached() == pytest.approx(0.9 * 31.4e12)
 
 
 def test_a_link_has_its_numbers(read):
