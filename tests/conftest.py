@@ -145,8 +145,10 @@ def started_processes() -> Dict[int, str]:
         pid = int(name) if name.isdigit() else 0
         if not pid or pid == os.getpid() or not (pid in own or mark in _read(pid, "environ").split(b"\0")):
             continue
-        command = _read(pid, "cmdline").replace(b"\0", b" ").decode(errors="replace").strip()
-        if command:  # a zombie has none
+        state = _read(pid, "stat").rpartition(b")")[2].split()[:1]
+        if state not in ([], [b"Z"]):  # not gone, and no zombie
+            # One that begins has no command line yet.
+            command = _read(pid, "cmdline").replace(b"\0", b" ").decode(errors="replace").strip()
             found[pid] = f"{command[:200]} ({pid})"
     return found
 

@@ -13,6 +13,7 @@ Compressible = Union[tf.Tensor, tf.IndexedSlices]
 Scale = Union[float, tf.Tensor]  # a tensor: float64, scalar
 
 _LARGEST = 2.0**15  # of the scaled values and their sum; float16 ends at 65504, and a sum may be rounded up
+_SMALLEST = 1e-300  # that of zeros: infinity over them has a logarithm that is no number on TensorFlow 2
 
 
 def compressible(dtype: tf.DType) -> bool:
@@ -41,7 +42,7 @@ def agreed_scale(
         return wanted
     # Two reductions and no copy of the tensor, as abs would make one. Those of an empty tensor are -inf.
     extremes = [tf.cast(end, tf.float64) for one in values for end in (tf.reduce_max(one), -tf.reduce_min(one))]
-    largest = all_max(tf.reduce_max(tf.stack([tf.zeros([], tf.float64), *extremes])))
+    largest = all_max(tf.reduce_max(tf.stack([tf.constant(_SMALLEST, tf.float64), *extremes])))
     doublings = tf.floor(tf.math.log(_LARGEST / terms / largest) / math.log(2.0))
     fitting = tf.minimum(tf.constant(wanted, tf.float64), tf.pow(tf.constant(2.0, tf.float64), doublings))
     return tf.where_v2(tf.math.is_finite(largest), fitting, tf.constant(wanted, tf.float64))

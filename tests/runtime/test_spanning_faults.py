@@ -1,6 +1,8 @@
 """What goes wrong in a pipeline across processes ends all of it soon, with words that name worker and cause."""
 
 import re
+import signal
+import sys
 from typing import Any, Iterator
 
 import pytest
@@ -10,6 +12,7 @@ from tests.runtime.spanning import Nursery, codes, outputs
 pytestmark = pytest.mark.timeout(150)
 SOON = 25.0  # seconds of a whole job on a busy machine; a run that is interrupted would last 60
 LEFT_SCRIPT = r"PlanError: A model of this script spans processes, and worker\(s\) 1, 3 that serve it have left"
+INTERRUPTED = 1 if sys.version_info < (3, 8) else -signal.SIGINT  # how Python ends after a KeyboardInterrupt
 # What happens in worker 2 or 3, the exit codes, and what each worker that is told says.
 FAULTS = {
     "raises": ([1, 1, 1, 1], r"worker 2: ValueError: something in the script"),
@@ -18,8 +21,8 @@ FAULTS = {
     "killed": ([1, 1, -9, 1], r"worker 2 .*died"),
     "server killed": ([1, 1, 1, -9], r"worker 3 .*died"),
     "killed in a run": ([1, 1, 1, -9], r"worker 3 .*died"),
-    "interrupted": ([1, 1, 1, 1], r"worker 2: KeyboardInterrupt"),
-    "server interrupted": ([1, 1, 1, 1], r"worker 3: KeyboardInterrupt"),
+    "interrupted": ([1, 1, INTERRUPTED, 1], r"worker 2: KeyboardInterrupt"),
+    "server interrupted": ([1, 1, 1, INTERRUPTED], r"worker 3: KeyboardInterrupt"),
 }
 QUICK = ("interrupted", "server killed")
 
