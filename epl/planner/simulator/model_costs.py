@@ -47,6 +47,38 @@ class ModelOp(NamedTuple):
     is_checkpoint: bool = False
 
 
+class RowWay:
+    """Where a step has a collective of rows."""
+
+    FORWARD = "forward"
+    BACKWARD = "backward"
+    WRITES = "writes"
+
+
+class RowExchange(NamedTuple):
+    """A collective of all replicas, by which they compute with the rows of all.
+
+    Attributes:
+      decision: what asks for it.
+      collective: its name.
+      way: a constant of RowWay; no pass waits for one of writes.
+      at: the op before which it runs in the forward pass, or after whose backward op in the backward pass; of writes:
+        the last op of the forward pass that they are computed from.
+      sizes: of each of its full tensors: (bytes, how many of its dimensions are the rows of all replicas, which come
+        as factors).
+    """
+
+    decision: str
+    collective: str
+    way: str
+    at: int
+    sizes: Tuple[Tuple[int, int], ...]
+
+    def bytes(self, rows: int) -> float:
+        """Bytes of the full tensors, if all replicas together have so many rows."""
+        return float(sum(size * rows**times for size, times in self.sizes))
+
+
 class OpCosts(NamedTuple):
     """What all ops cost, by number of the op; for one pass over some rows, all runs in loops included.
 
@@ -76,12 +108,16 @@ class ModelCosts(ABC):
       slots: name of each optimizer slot of a variable -> bytes of it for one byte of the variable, such as
         {"Momentum": 1.0}.
       notes: assumptions, for people.
+      exchanges: collectives of rows, where there are several replicas.
+      uncounted: settings whose collectives of rows are not known, as the model is not planned yet.
     """
 
     ops: Tuple[ModelOp, ...]
     rows: Optional[int]
     slots: Dict[str, float]
     notes: Tuple[str, ...]
+    exchanges: Tuple[RowExchange, ...] = ()
+    uncounted: Tuple[str, ...] = ()
 
     @abstractmethod
     def at(self, rows: int, device: Device) -> OpCosts:
