@@ -8,7 +8,7 @@ The markers of batch norms are there before a model is planned, and so count in 
 is decided when its graph is differentiated or rewritten: a search does not know it.
 """
 
-from typing import Dict, List, Optional, Sequence, Tuple
+from typing import Dict, List, Optional, Tuple
 
 import tensorflow.compat.v1 as tf
 
@@ -17,10 +17,12 @@ from epl.ir.dataflow import data_descendants
 from epl.ir.graph import Graph
 from epl.ops.op_types import COLLECTIVE_OP_TYPES
 from epl.parallel.batch_norm import sites, sums
+from epl.parallel.costs.shapes import UNKNOWN_DIMENSION
 from epl.parallel.plan.communicators import is_of_writes, whole_batch_communicator
 from epl.parallel.rewriting.context import RewriteContext
 from epl.parallel.strategy.record import ForwardPass
 from epl.parallel.whole_batch.markers import FORWARD_ATTR
+from epl.parallel.whole_batch.objective import WholeBatch
 from epl.planner.simulator.model_costs import RowExchange, RowWay
 
 BATCH_NORMS, LOSSES, WRITES = "batch_norm.sync", 'replicate.batch "all"', 'replicate.state "all"'
@@ -48,15 +50,14 @@ def _of_batch_norms(graph: Graph, found: ForwardPass) -> List[RowExchange]:
     exchanges = []
     for number, node in enumerate(found.nodes):
         if node in markers:
-            size = _size(graph.tf_graph.get_operation_by_name(view.nodes[node].name).outputs[0])
-            forward = RowExchange(BATCH_NORMS, "all-reduce", RowWay.FORWARD, number, (size,))
+            forward = RowExchange(BATCH_NORMS, "all-reduce", RowWay.FORWARD, number, (number, 0))
             exchanges += [forward, forward._replace(way=RowWay.BACKWARD)] if node in trained else [forward]
     return exchanges
 
 
 def _of_plan(rewrite: RewriteContext, found: ForwardPass) -> List[RowExchange]:
     """Those of losses and writes, of the first replica."""
-    plan, numbers = rewrite.plan, {found.view.nodes[node].name: number for number, node in enumerate(found.nodes)}
+    plan, forward_pass = rewrite.plan, _ForwardPass(rewrite.graph, found)
     by_communicator: Dict[str, List[tf.Operation]] = {}
     for op in rewrite.tf_graph.get_operations():
         if op.type in COLLECTIVE_OP_TYPES and op.get_attr("rank") == rewrite.base_rank:
@@ -66,8 +67,7 @@ def _of_plan(rewrite: RewriteContext, found: ForwardPass) -> List[RowExchange]:
     )
     of_losses: Dict[bytes, RowExchange] = {}  # by marker, which the key of a collective names
     for op in forward:
-        at = min(_last_before(op, numbers) + 1, len(numbers) - 1)
-        of_losses[op.get_attr("key")] = _exchange(op, LOSSES, RowWay.FORWARD, at)
+        of_losses[op.get_attr("key")] = forward_pass.exchange(op, LOSSES, RowWay.FORWARD)
     exchanges = list(of_losses.values())
     for op in backward:
         marker = rewrite.tf_graph.get_operation_by_name(op.get_attr("key").decode())
@@ -75,36 +75,63 @@ def _of_plan(rewrite: RewriteContext, found: ForwardPass) -> List[RowExchange]:
         exchanges.append(ahead._replace(way=RowWay.BACKWARD, collective=_kind(op)))
     for communicator, ops in by_communicator.items():
         if is_of_writes(plan, communicator):
-            exchanges += [_exchange(op, WRITES, RowWay.WRITES, _last_before(op, numbers)) for op in ops]
+            exchanges += [forward_pass.exchange(op, WRITES, RowWay.WRITES) for op in ops]
     return exchanges
 
 
-def _exchange(op: tf.Operation, decision: str, way: str, at: int) -> RowExchange:
-    tensors = list(op.inputs)[COLLECTIVE_OP_TYPES[op.type].first_tensor :]
-    return RowExchange(decision, _kind(op), way, at, tuple(map(_size, tensors)))
+class _ForwardPass:
+    """What collectives take of the forward pass."""
+
+    def __init__(self, graph: Graph, found: ForwardPass) -> None:
+        self._numbers = {found.view.nodes[node].name: number for number, node in enumerate(found.nodes)}
+        copies = (graph.state_of(WholeBatch) or WholeBatch()).built.copies
+        self._copied = {
+            values[0].name: f"{op}:{at}" for op, outputs in copies.items() for at, values in enumerate(outputs)
+        }
+
+    def exchange(self, op: tf.Operation, decision: str, way: str) -> RowExchange:
+        """A collective of the graph."""
+        last = self._last_before(op)
+        at = last if way == RowWay.WRITES else min(last + 1, len(self._numbers) - 1)
+        tensors = list(op.inputs)[COLLECTIVE_OP_TYPES[op.type].first_tensor :]
+        source = self._source(tensors[0])
+        if source is not None:
+            return RowExchange(decision, _kind(op), way, at, source)
+        sizes = [_size(tensor) for tensor in tensors]
+        by_row = sum(size for size, is_by_row in sizes if is_by_row)
+        return RowExchange(decision, _kind(op), way, at, None, sum(size for size, _ in sizes) - by_row, by_row)
+
+    def _source(self, tensor: tf.Tensor) -> Optional[Tuple[int, int]]:
+        """The output of the forward pass that a collective takes, also with other dimensions first, or as a copy."""
+        while tensor.op.type in ("Switch", "Transpose"):
+            tensor = tensor.op.inputs[0]
+        op, _, at = self._copied.get(tensor.name, tensor.name).rpartition(":")
+        return (self._numbers[op], int(at)) if op in self._numbers else None
+
+    def _last_before(self, op: tf.Operation) -> int:
+        """The last op of the forward pass that an op takes something of, by way of others; 0 if there is none."""
+        found, seen, stack = 0, set(), [op]
+        while stack:
+            for before in [one.op for one in stack.pop().inputs]:
+                if before.name in self._numbers:
+                    found = max(found, self._numbers[before.name])
+                elif before not in seen:
+                    seen.add(before)
+                    stack.append(before)
+        return found
 
 
 def _kind(op: tf.Operation) -> str:
     return COLLECTIVE_OP_TYPES[op.type].kind.replace("_", "-")
 
 
-def _size(tensor: tf.Tensor) -> Tuple[int, int]:
-    """The bytes of a row, and how many dimensions are rows: those that are open, as no built-in batch is gathered."""
-    sizes: Sequence[Optional[int]] = tensor.shape.as_list() if tensor.shape.ndims is not None else []
+def _size(tensor: tf.Tensor) -> Tuple[int, bool]:
+    """The bytes of a tensor, or of a row of it, if it has rows: the first dimension that the graph leaves open."""
+    sizes: List[Optional[int]] = tensor.shape.as_list() if tensor.shape.ndims is not None else []
+    has_rows = None in sizes
+    if has_rows:
+        sizes.remove(None)
     total = tensor.dtype.size
     for size in sizes:
-        total *= 1 if size is None else size
-    return total, sum(size is None for size in sizes)
-
-
-def _last_before(op: tf.Operation, numbers: Dict[str, int]) -> int:
-    """The last op of the forward pass that an op takes something of, by way of others; 0 if there is none."""
-    found, seen, stack = 0, set(), [op]
-    while stack:
-        for before in [one.op for one in stack.pop().inputs]:
-            if before.name in numbers:
-                found = max(found, numbers[before.name])
-            elif before not in seen:
-                seen.add(before)
-                stack.append(before)
-    return found
+        total *= UNKNOWN_DIMENSION if size is None else size
+    return total, has_rows

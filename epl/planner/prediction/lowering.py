@@ -675,7 +675,7 @@ class StepLowering:
         device, ops = self._device(number, stage), self._plans.cuts[stage].ops
         gathered = []
         for at, exchange in [one for position in positions for one in self._of_rows.get((way, ops[position]), ())]:
-            size = exchange.bytes(sum(self._layout.rows))
+            size = self._costs.row_bytes(exchange, sum(self._layout.rows))
             carried = self._traffic.of_rows(exchange, number, stage, size)
             told = LoweredOp(
                 f"{exchange.decision}, {way}", LoweredKind.COLLECTIVE, exchange.decision, exchange.collective, size,

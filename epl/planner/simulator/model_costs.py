@@ -64,19 +64,18 @@ class RowExchange(NamedTuple):
       way: a constant of RowWay; no pass waits for one of writes.
       at: the op before which it runs in the forward pass, or after whose backward op in the backward pass; of writes:
         the last op of the forward pass that they are computed from.
-      sizes: of each of its full tensors: (bytes, how many of its dimensions are the rows of all replicas, which come
-        as factors).
+      source: (op, output) of the forward pass that it is of: for a batch of all replicas that is its full tensor; None
+        for others.
+      fixed, by_row: bytes of full tensors that are none of the forward pass: of all, and for each row.
     """
 
     decision: str
     collective: str
     way: str
     at: int
-    sizes: Tuple[Tuple[int, int], ...]
-
-    def bytes(self, rows: int) -> float:
-        """Bytes of the full tensors, if all replicas together have so many rows."""
-        return float(sum(size * rows**times for size, times in self.sizes))
+    source: Optional[Tuple[int, int]] = None
+    fixed: int = 0
+    by_row: int = 0
 
 
 class OpCosts(NamedTuple):
@@ -138,3 +137,8 @@ class ModelCosts(ABC):
     def exchanged_bytes(self, rows: int, op: int, output: int) -> float:
         """Bytes of an output as the ranks of a split exchange it: of float32, also with mixed precision."""
         return self.tensor_bytes(rows, op, output)
+
+    def row_bytes(self, exchange: RowExchange, rows: int) -> float:
+        """Bytes of the full tensors of a collective, if all replicas together have so many rows."""
+        taken = 0.0 if exchange.source is None else self.exchanged_bytes(rows, *exchange.source)
+        return taken + exchange.fixed + exchange.by_row * rows

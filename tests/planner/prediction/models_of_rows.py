@@ -41,6 +41,15 @@ def clip(x: tf.Tensor) -> tf.Tensor:
     return tf.reduce_mean(ways[0]) + tf.reduce_mean(ways[1])
 
 
+def views(x: tf.Tensor) -> tf.Tensor:
+    """SimCLR: each of two views of each row against all views of all rows."""
+    found = tf.concat([tf.layers.dense(x, 5), tf.layers.dense(x, 5)], 0)
+    rows = tf.shape(x)[0]
+    scores = tf.matmul(found, found, transpose_b=True) - 1e9 * tf.eye(2 * rows)
+    partners = tf.concat([tf.range(rows) + rows, tf.range(rows)], 0)
+    return tf.reduce_mean(tf.nn.sparse_softmax_cross_entropy_with_logits(labels=partners, logits=scores))
+
+
 def masked(x: tf.Tensor) -> tf.Tensor:
     """A mean of the rows that count."""
     mask = tf.cast(x[:, 0] > 0, tf.float32)
@@ -63,6 +72,7 @@ MODELS: Dict[str, Tuple[Any, Dict[str, Any]]] = {
     "batch norm of data": (batch_norm_of_data, SYNC),
     "moving averages": (batch_norms, {}),
     "contrastive loss": (clip, ALL),
+    "loss of two views": (views, ALL),
     "masked mean": (masked, ALL),
     "codebook": (codebook, {}),
 }

@@ -32,6 +32,10 @@ WAYS = {
         ('replicate.batch "all"', "forward"): {"all-gather": 2, "all-reduce": 1},
         ('replicate.batch "all"', "backward"): {"all-to-all": 2},
     },
+    "loss of two views": {
+        ('replicate.batch "all"', "forward"): {"all-gather": 3, "all-reduce": 1},  # the labels as well
+        ('replicate.batch "all"', "backward"): {"all-to-all": 2},
+    },
     "masked mean": {
         ('replicate.batch "all"', "forward"): {"all-reduce": 2},
         ('replicate.batch "all"', "backward"): {"all-reduce": 1},
@@ -114,8 +118,8 @@ def hand_made(*exchanges):
     return predict(strategy(costs, devices=2), costs, machine(latency=0.5, bandwidth=100.0), 4)
 
 
-def exchange(way, collective="all-reduce", size=(100, 0)):
-    return RowExchange("here", collective, way, 0, (size,))
+def exchange(way, collective="all-reduce", fixed=100, by_row=0):
+    return RowExchange("here", collective, way, 0, fixed=fixed, by_row=by_row)
 
 
 def test_passes_wait_for_statistics_of_all_rows():
@@ -136,11 +140,11 @@ def test_no_pass_waits_for_a_write():
 
 
 def test_a_write_that_is_late_ends_the_step():
-    assert hand_made(exchange(RowWay.WRITES, size=(10_000, 0))).seconds > 100
+    assert hand_made(exchange(RowWay.WRITES, fixed=10_000)).seconds > 100
 
 
 def test_gathered_rows_are_kept_for_the_backward_pass():
-    without, found = hand_made(), hand_made(exchange(RowWay.FORWARD, "all-gather", (500, 1)))
+    without, found = hand_made(), hand_made(exchange(RowWay.FORWARD, "all-gather", 0, 500))
     (one,) = [one for one in found.traffic if one.way]
     assert one.bytes == 500 * 4  # the rows of both replicas
     held, before = (one.devices[0].memory.by_role["communication"] for one in (found, without))
@@ -179,5 +183,6 @@ def test_a_search_counts_batch_norms_and_says_what_it_does_not(init):  # noqa: F
     found = record.forward_pass(graph, loss, tf.trainable_variables())
     costs = GraphCosts.of_recorded(graph, found, slots={})
     assert Counter(one.way for one in costs.exchanges) == {"forward": 2, "backward": 2}
-    assert {one.sizes for one in costs.exchanges} == {((8 * (2 * 6 + 1), 0),), ((8 * (2 * 3 + 1), 0),)}
+    sizes = {costs.row_bytes(one, rows) for one in costs.exchanges for rows in (2, 64)}
+    assert sizes == {8 * (2 * 6 + 1), 8 * (2 * 3 + 1)}  # float64: two sums for each channel, and the rows
     assert costs.uncounted == ('replicate.batch "all"', 'replicate.state "all"')
