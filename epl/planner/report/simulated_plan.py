@@ -105,9 +105,8 @@ class SimulatedPlan(NamedTuple):
             lines += [f"searched by blocks: {self.search.by_blocks}"] if self.search.by_blocks else []
             lines += [self.search.left_out] if self.search.left_out else []
             late = sorted({one.decision for one in self.model.costs.exchanges} - {BATCH_NORMS})
-            lines += [
-                f"candidates were simulated without the collectives of {one}, which are all replicas'" for one in late
-            ]
+            words = "candidates were simulated without the collectives of {}, which are decided after the search"
+            lines += [words.format(one) for one in late]
         compared = [one for one in self.reasons if one.runner_up is not None]
         if compared:
             lines += ["", "why, and what it would cost to decide one thing otherwise:"]
