@@ -1,14 +1,14 @@
 """The collectives by which the replicas of a recorded model compute with the rows of all, as the passes decide them.
 
     batch_norm.sync    each marker of the forward pass: an all-reduce, and one of its gradient
-    replicate.batch    the collectives of the losses in the rewritten graph
-    replicate.state    those of its writes
+    replicate.batch    each marker of a loss: the collective before it in the rewritten graph, and the way back
+    replicate.state    each collective of a write in the rewritten graph
 
 The markers of batch norms are there before a model is planned, and so count in a search. What a loss or a write needs
 is decided when its graph is differentiated or rewritten: a search does not know it.
 """
 
-from typing import Dict, List, Optional, Tuple
+from typing import List, Optional, Tuple
 
 import tensorflow.compat.v1 as tf
 
@@ -18,7 +18,9 @@ from epl.ir.graph import Graph
 from epl.ops.op_types import COLLECTIVE_OP_TYPES
 from epl.parallel.batch_norm import sites, sums
 from epl.parallel.costs.shapes import UNKNOWN_DIMENSION
-from epl.parallel.plan.communicators import is_of_writes, whole_batch_communicator
+from epl.parallel.plan.communicators import is_of_writes
+from epl.parallel.plan.plan import section
+from epl.parallel.plan.sections import WholeBatchSection
 from epl.parallel.rewriting.context import RewriteContext
 from epl.parallel.strategy.record import ForwardPass
 from epl.parallel.whole_batch.markers import FORWARD_ATTR
@@ -26,6 +28,8 @@ from epl.parallel.whole_batch.objective import WholeBatch
 from epl.planner.simulator.model_costs import RowExchange, RowWay
 
 BATCH_NORMS, LOSSES, WRITES = "batch_norm.sync", 'replicate.batch "all"', 'replicate.state "all"'
+
+_BACK = {"all-reduce": "all-reduce", "all-gather": "all-to-all"}  # of a loss, forward and backward
 
 
 def find_exchanges(graph: Graph, found: ForwardPass) -> Tuple[Tuple[RowExchange, ...], Tuple[str, ...]]:
@@ -40,7 +44,9 @@ def find_exchanges(graph: Graph, found: ForwardPass) -> Tuple[Tuple[RowExchange,
         config = Env.get().config.replicate
         settings = {LOSSES: config.batch, WRITES: config.state}
         return tuple(exchanges), tuple(setting for setting, value in settings.items() if value == "all")
-    return tuple(exchanges + _of_plan(graph.rewritten, found)), ()
+    forward_pass = _ForwardPass(graph, found)
+    exchanges += _of_losses(graph.rewritten, forward_pass) + _of_writes(graph.rewritten, forward_pass)
+    return tuple(exchanges), ()
 
 
 def _of_batch_norms(graph: Graph, found: ForwardPass) -> List[RowExchange]:
@@ -55,28 +61,31 @@ def _of_batch_norms(graph: Graph, found: ForwardPass) -> List[RowExchange]:
     return exchanges
 
 
-def _of_plan(rewrite: RewriteContext, found: ForwardPass) -> List[RowExchange]:
-    """Those of losses and writes, of the first replica."""
-    plan, forward_pass = rewrite.plan, _ForwardPass(rewrite.graph, found)
-    by_communicator: Dict[str, List[tf.Operation]] = {}
-    for op in rewrite.tf_graph.get_operations():
-        if op.type in COLLECTIVE_OP_TYPES and op.get_attr("rank") == rewrite.base_rank:
-            by_communicator.setdefault(op.get_attr("communicator").decode(), []).append(op)
-    forward, backward = (
-        by_communicator.get(whole_batch_communicator(plan, way), []) for way in ("forward", "backward")
-    )
-    of_losses: Dict[bytes, RowExchange] = {}  # by marker, which the key of a collective names
-    for op in forward:
-        of_losses[op.get_attr("key")] = forward_pass.exchange(op, LOSSES, RowWay.FORWARD)
-    exchanges = list(of_losses.values())
-    for op in backward:
-        marker = rewrite.tf_graph.get_operation_by_name(op.get_attr("key").decode())
-        ahead = of_losses[marker.get_attr(FORWARD_ATTR)]
-        exchanges.append(ahead._replace(way=RowWay.BACKWARD, collective=_kind(op)))
-    for communicator, ops in by_communicator.items():
-        if is_of_writes(plan, communicator):
-            exchanges += [forward_pass.exchange(op, WRITES, RowWay.WRITES) for op in ops]
+def _of_losses(rewrite: RewriteContext, forward_pass: "_ForwardPass") -> List[RowExchange]:
+    planned = section(rewrite.plan, WholeBatchSection)
+    if planned is None:
+        return []
+    attrs = [op.node_def.attr for op in rewrite.tf_graph.get_operations() if op.type == "Identity"]
+    with_gradient = {one[FORWARD_ATTR].s.decode() for one in attrs if FORWARD_ATTR in one}
+    exchanges = []
+    for name in planned.ops:
+        op = rewrite.tf_graph.get_operation_by_name(name)  # a marker, which takes what a collective makes
+        while op.type not in COLLECTIVE_OP_TYPES:
+            op = op.inputs[0].op
+        one = forward_pass.exchange(op, LOSSES, RowWay.FORWARD)
+        back = one._replace(way=RowWay.BACKWARD, collective=_BACK[one.collective])
+        exchanges += [one, back] if name in with_gradient else [one]
     return exchanges
+
+
+def _of_writes(rewrite: RewriteContext, forward_pass: "_ForwardPass") -> List[RowExchange]:
+    return [
+        forward_pass.exchange(op, WRITES, RowWay.WRITES)
+        for op in rewrite.tf_graph.get_operations()
+        if op.type in COLLECTIVE_OP_TYPES
+        and op.get_attr("rank") == rewrite.base_rank
+        and is_of_writes(rewrite.plan, op.get_attr("communicator").decode())
+    ]
 
 
 class _ForwardPass:
@@ -93,13 +102,14 @@ class _ForwardPass:
         """A collective of the graph."""
         last = self._last_before(op)
         at = last if way == RowWay.WRITES else min(last + 1, len(self._numbers) - 1)
-        tensors = list(op.inputs)[COLLECTIVE_OP_TYPES[op.type].first_tensor :]
+        row = COLLECTIVE_OP_TYPES[op.type]
+        kind, tensors = row.kind.replace("_", "-"), list(op.inputs)[row.first_tensor :]
         source = self._source(tensors[0])
         if source is not None:
-            return RowExchange(decision, _kind(op), way, at, source)
+            return RowExchange(decision, kind, way, at, source)
         sizes = [_size(tensor) for tensor in tensors]
         by_row = sum(size for size, is_by_row in sizes if is_by_row)
-        return RowExchange(decision, _kind(op), way, at, None, sum(size for size, _ in sizes) - by_row, by_row)
+        return RowExchange(decision, kind, way, at, None, sum(size for size, _ in sizes) - by_row, by_row)
 
     def _source(self, tensor: tf.Tensor) -> Optional[Tuple[int, int]]:
         """The output of the forward pass that a collective takes, also with other dimensions first, or as a copy."""
@@ -119,10 +129,6 @@ class _ForwardPass:
                     seen.add(before)
                     stack.append(before)
         return found
-
-
-def _kind(op: tf.Operation) -> str:
-    return COLLECTIVE_OP_TYPES[op.type].kind.replace("_", "-")
 
 
 def _size(tensor: tf.Tensor) -> Tuple[int, bool]:

@@ -39,6 +39,7 @@ from epl.planner.prediction.traffic import Traffic
 from epl.planner.simulator.critical_path import critical_path
 from epl.planner.simulator.engine import SimulatedRun, simulate
 from epl.planner.simulator.model_costs import ModelCosts, RowWay
+from epl.utils.errors import NotAvailableError
 
 
 class PredictedMemory(NamedTuple):
@@ -253,6 +254,7 @@ def prepare(
     facts = known.facts(strategy, layout.stage_of_block)
     split = None
     if layout.splits:
+        _refuse_rows_of_all(costs)
         group_rows = sum(layout.rows[rank] for rank in layout.groups[0])
         split = find_split_work(
             strategy, facts, layout.splits, len(layout.groups[0]),
@@ -284,6 +286,13 @@ def predicted(step: PreparedStep, costs: ModelCosts, machine: Machine) -> Predic
         lowered,
         run,
     )
+
+
+def _refuse_rows_of_all(costs: ModelCosts) -> None:
+    """Raises NotAvailableError for passes that wait for values of all rows, next to a split: no step can have both."""
+    for one in costs.exchanges:
+        if one.way != RowWay.WRITES:
+            raise NotAvailableError(f"the prediction of {one.decision} with epl.split", "Leave one of the two out.")
 
 
 def _options(strategy: Strategy, layout: StrategyLayout, config: Config) -> StepOptions:

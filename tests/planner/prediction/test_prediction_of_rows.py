@@ -17,8 +17,9 @@ from epl.planner.machine.collective_algorithms import NCCL_PACK_BYTES
 from epl.planner.prediction.describe import costs_of_rows
 from epl.planner.prediction.prediction import predict
 from epl.planner.simulator.model_costs import RowExchange, RowWay
+from epl.utils.errors import NotAvailableError
 from tests.parallel.in_process import init  # noqa: F401
-from tests.planner.prediction.hand_made import HandCosts, Layer, device, machine, strategy
+from tests.planner.prediction.hand_made import HandCosts, Layer, device, machine, split, stages, strategy
 from tests.planner.prediction.models_of_rows import MODELS, ROWS, WIDTH, batch_norms, build, ran, ran_in_job
 
 WAYS = {
@@ -162,6 +163,28 @@ def test_micro_batches_have_them_each():
     costs.exchanges = (exchange(RowWay.FORWARD), exchange(RowWay.WRITES))
     found = predict(strategy(costs, devices=2, pipeline__num_micro_batch=4), costs, machine(), 16)
     assert [one.times for one in found.traffic if one.way] == [4, 4]
+
+
+def test_rows_of_all_replicas_are_refused_with_a_split():
+    costs = HandCosts([Layer(weight=600), Layer()])
+    costs.exchanges = (exchange(RowWay.FORWARD),)
+    blocks = [split(2)]
+    with pytest.raises(NotAvailableError, match="the prediction of here with epl.split"):
+        predict(strategy(costs, devices=2, blocks=blocks), costs, machine(), 4)
+    costs.exchanges = (exchange(RowWay.WRITES),)
+    assert predict(strategy(costs, devices=2, blocks=blocks), costs, machine(), 4).seconds
+
+
+def test_stages_have_their_own():
+    costs = HandCosts([Layer(weight=600), Layer(), Layer()])
+    costs.exchanges = tuple(exchange(way)._replace(at=costs.first[2]) for way in (RowWay.FORWARD, RowWay.BACKWARD))
+    four = machine([["a"] * 4], latency=0.5, bandwidth=100.0)
+    settings = {**stages(costs, 1), "pipeline__num_micro_batch": 2}
+    found = predict(strategy(costs, devices=4, **settings), costs, four, 8)
+    assert [(one.times, one.devices) for one in found.traffic if one.way] == [(2, 2), (2, 2)]
+    costs.exchanges = ()
+    without = predict(strategy(costs, devices=4, **settings), costs, four, 8)
+    assert found.seconds >= without.seconds + 4 * 2.0
 
 
 def test_each_communicator_of_a_gpu_has_its_memory():
