@@ -14,6 +14,7 @@ import tensorflow.compat.v1 as tf
 
 from epl.env import Env
 from epl.ir.dataflow import data_descendants
+from epl.ir.gradient_boundary import boundary_nodes
 from epl.ir.graph import Graph
 from epl.ops.op_types import COLLECTIVE_OP_TYPES
 from epl.parallel.batch_norm import sites, sums
@@ -51,7 +52,8 @@ def find_exchanges(graph: Graph, found: ForwardPass) -> Tuple[Tuple[RowExchange,
 
 def _of_batch_norms(graph: Graph, found: ForwardPass) -> List[RowExchange]:
     view = found.view
-    trained = data_descendants(view, [view.index[name] for name in found.trained], set())
+    no_gradient = set(view.of_types(["StopGradient"]))
+    trained = data_descendants(view, [view.index[name] for name in found.trained], no_gradient)
     markers = set(sites.marked_nodes(view, sums.FORWARD))
     exchanges = []
     for number, node in enumerate(found.nodes):
@@ -65,8 +67,11 @@ def _of_losses(rewrite: RewriteContext, forward_pass: "_ForwardPass") -> List[Ro
     planned = section(rewrite.plan, WholeBatchSection)
     if planned is None:
         return []
-    attrs = [op.node_def.attr for op in rewrite.tf_graph.get_operations() if op.type == "Identity"]
-    with_gradient = {one[FORWARD_ATTR].s.decode() for one in attrs if FORWARD_ATTR in one}
+    view = rewrite.view
+    assert view is not None  # there are several replicas
+    needed = view.ancestors(boundary_nodes(view, [call for call in rewrite.graph.gradient_calls if call.boundaries]))
+    forward_of = view.of_attrs(lambda attrs: attrs[FORWARD_ATTR].s.decode() if FORWARD_ATTR in attrs else "")
+    with_gradient = {forward for node, forward in enumerate(forward_of) if node in needed}
     exchanges = []
     for name in planned.ops:
         op = rewrite.tf_graph.get_operation_by_name(name)  # a marker, which takes what a collective makes

@@ -56,6 +56,13 @@ def masked(x: tf.Tensor) -> tf.Tensor:
     return tf.reduce_sum(mask * tf.reduce_sum(tf.square(tf.layers.dense(x, 3)), 1)) / (1 + tf.reduce_sum(mask))
 
 
+def normalized(x: tf.Tensor) -> tf.Tensor:
+    """By moments of the rows, of which one takes no gradient."""
+    hidden = tf.layers.dense(x, 3)
+    mean, variance = tf.nn.moments(hidden, [0])
+    return tf.reduce_mean(tf.abs(tf.layers.dense((hidden - mean) / tf.sqrt(variance + 1e-3), 2)))
+
+
 def codebook(x: tf.Tensor) -> tf.Tensor:
     """A step that writes a sum over rows, and puts rows into a bank."""
     hidden = tf.layers.dense(x, 4)
@@ -74,6 +81,7 @@ MODELS: Dict[str, Tuple[Any, Dict[str, Any]]] = {
     "contrastive loss": (clip, ALL),
     "loss of two views": (views, ALL),
     "masked mean": (masked, ALL),
+    "moments": (normalized, ALL),
     "codebook": (codebook, {}),
 }
 

@@ -41,6 +41,10 @@ WAYS = {
         ('replicate.batch "all"', "forward"): {"all-reduce": 2},
         ('replicate.batch "all"', "backward"): {"all-reduce": 1},
     },
+    "moments": {
+        ('replicate.batch "all"', "forward"): {"all-reduce": 3},
+        ('replicate.batch "all"', "backward"): {"all-reduce": 2},
+    },
     "codebook": {('replicate.state "all"', "writes"): {"all-gather": 2, "all-reduce": 1}},
 }
 
