@@ -1,7 +1,7 @@
 """Models that compute with the rows of all replicas, and the collectives that a step of them runs for that."""
 
 from collections import Counter
-from typing import Any, Dict, List, Tuple
+from typing import Any, Callable, Dict, List, Tuple
 
 import numpy as np
 import tensorflow.compat.v1 as tf
@@ -14,6 +14,7 @@ from epl.parallel.plan.plan import Plan
 
 WIDTH, ROWS = 8, 12  # rows of each replica
 
+LossOf = Callable[[tf.Tensor], tf.Tensor]
 ByKind = Dict[str, Tuple[int, int]]  # collective -> how many, and their bytes
 
 
@@ -74,7 +75,7 @@ def codebook(x: tf.Tensor) -> tf.Tensor:
 
 
 SYNC, ALL = {"batch_norm.sync": True}, {"replicate.batch": "all"}
-MODELS: Dict[str, Tuple[Any, Dict[str, Any]]] = {
+MODELS: Dict[str, Tuple[LossOf, Dict[str, Any]]] = {
     "batch norms": (batch_norms, SYNC),
     "batch norm of data": (batch_norm_of_data, SYNC),
     "moving averages": (batch_norms, {}),
@@ -86,11 +87,12 @@ MODELS: Dict[str, Tuple[Any, Dict[str, Any]]] = {
 }
 
 
-def build(name: str) -> Tuple[tf.Tensor, tf.Operation]:
+def build(loss_of: LossOf, annotate: bool = True) -> Tuple[tf.Tensor, tf.Operation]:
     """Builds a model, after `epl.init`: its rows, and the op that trains."""
+    if annotate:
+        epl.set_default_strategy(epl.replicate(1))
     x = tf.placeholder(tf.float32, [None, WIDTH], "x")
-    with epl.replicate(1):
-        loss = MODELS[name][0](x)
+    loss = loss_of(x)
     with tf.control_dependencies(tf.get_collection(tf.GraphKeys.UPDATE_OPS)):
         return x, tf.train.GradientDescentOptimizer(0.1).minimize(loss)
 
@@ -140,8 +142,8 @@ def is_of_rows(plan: Plan, communicator: str) -> bool:
 def ran_in_job() -> Dict[str, ByKind]:
     """The same of each model in turn, on the one replica of a worker."""
     found = {}
-    for name, (_, config) in MODELS.items():
+    for name, (loss_of, config) in MODELS.items():
         tf.reset_default_graph()
         epl.init(epl.Config(config))
-        found[name] = ran(*build(name), ROWS)
+        found[name] = ran(*build(loss_of), ROWS)
     return found

@@ -49,14 +49,14 @@ WAYS = {
 }
 
 
-def recorded(name, where):
+def recorded(loss_of, where, rows=2 * ROWS, annotate=True):
     """The rows of a model, the op that trains it, and its prediction."""
     with record.recording():
-        x, train = build(name)
+        x, train = build(loss_of, annotate)
         transformation.transform()
     graph = Graph.of(x.graph)
     costs = GraphCosts.of_recorded(graph, graph.state_of(record.ForwardPass))
-    return x, train, predict(record.strategy_of(graph), costs, where, 2 * ROWS)
+    return x, train, predict(record.strategy_of(graph), costs, where, rows)
 
 
 def by_kind(prediction):
@@ -81,7 +81,7 @@ def ways(prediction):
 @pytest.mark.parametrize("name", MODELS)
 def test_a_step_has_the_predicted_collectives(init, name):  # noqa: F811
     init(2, annotate=False, **{key.replace(".", "__"): value for key, value in MODELS[name][1].items()})
-    x, train, found = recorded(name, machine())
+    x, train, found = recorded(MODELS[name][0], machine())
     assert ways(found) == WAYS[name]
     assert by_kind(found) == ran(x, train, 2 * ROWS)
     assert not any("not counted" in line for line in found.assumptions)
@@ -92,10 +92,10 @@ def test_a_step_of_two_workers_has_the_predicted_collectives(init, monkeypatch):
     monkeypatch.setattr(os, "environ", dict(os.environ))
     predicted = {}
     with main._imagined_job({"cluster.device_type": "cpu", "cluster.num_virtual_devices": "1"}, 2):
-        for name, (_, config) in MODELS.items():
+        for name, (loss_of, config) in MODELS.items():
             tf.reset_default_graph()
             epl.init(epl.Config(config))
-            found = recorded(name, machine([["a"], ["a"]]))[2]
+            found = recorded(loss_of, machine([["a"], ["a"]]))[2]
             assert ways(found) == WAYS[name]
             predicted[name] = by_kind(found)
     monkeypatch.undo()
@@ -108,7 +108,7 @@ def test_statistics_of_all_rows_make_a_step_longer_by_their_collectives(init):  
     for name in ("batch norms", "moving averages"):  # one model, with and without them; its gradients come last
         config = {key.replace(".", "__"): value for key, value in MODELS[name][1].items()}
         init(2, annotate=False, communication__max_splits=1, **config)
-        found[name] = recorded(name, machine(latency=0.5, bandwidth=1e9))[2]
+        found[name] = recorded(MODELS[name][0], machine(latency=0.5, bandwidth=1e9))[2]
     latencies = 4 * 2 * 0.5  # a ring of two: 2 messages for each of 4 all-reduces
     assert found["batch norms"].seconds >= found["moving averages"].seconds + latencies
 
