@@ -19,7 +19,7 @@ from epl.planner.prediction.prediction import predict
 from epl.planner.simulator.model_costs import RowExchange, RowWay
 from epl.utils.errors import NotAvailableError
 from tests.parallel.in_process import init  # noqa: F401
-from tests.planner.prediction.hand_made import HandCosts, Layer, device, machine, split, stages, strategy
+from tests.planner.prediction.hand_made import HandCosts, Layer, device, machine, replicate, split, stages, strategy
 from tests.planner.prediction.models_of_rows import MODELS, ROWS, WIDTH, batch_norms, build, ran, ran_in_job
 
 WAYS = {
@@ -213,3 +213,9 @@ def test_a_search_counts_batch_norms_and_says_what_it_does_not(init):  # noqa: F
     sizes = {costs.row_bytes(one, rows) for one in costs.exchanges for rows in (2, 64)}
     assert sizes == {8 * (2 * 6 + 1), 8 * (2 * 3 + 1)}  # float64: two sums for each channel, and the rows
     assert costs.uncounted == ('replicate.batch "all"', 'replicate.state "all"')
+    planned = record.strategy_of_pass(graph, found)._replace(blocks=(replicate(),))
+    told = predict(planned, costs, machine(), 2 * ROWS).assumptions
+    assert [line for line in told if "not counted" in line] == [
+        'the collectives of replicate.batch "all" are not counted',
+        'the collectives of replicate.state "all" are not counted',
+    ]
