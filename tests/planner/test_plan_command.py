@@ -413,6 +413,19 @@ def test_collectives_over_machines_are_those_of_the_job(plan, tmp_path):
     assert seconds["off"] > 1.5 * seconds["auto"]
 
 
+def test_the_cost_of_rows_of_all_replicas_is_told(plan, tmp_path):
+    source = SCRIPT.replace("hidden, 3)", "tf.layers.batch_normalization(hidden, training=True), 3)")
+    source = source.replace("train =", "with tf.control_dependencies(tf.get_collection('update_ops')): train =")
+    code, out, error = plan(["--devices", "2", "--set", "batch_norm.sync=true", "--html", "a.html"], source)
+    assert code == 0, error
+    told = "batch_norm.sync: 1 all-reduce forward, 1 all-reduce backward, 272 B, "  # twice 2 x 8 + 1 float64
+    assert told in out and told in (tmp_path / "a.html").read_text() and "replicate.state" not in out
+    code, out, error = plan(["--devices", "2", "--search", "--steps", "0", "--rows", "65536"], source)
+    assert code == 0, error
+    assert 'replicate.state "all": 1 all-reduce of writes, ' in out and "batch_norm.sync" not in out
+    assert 'candidates were simulated without the collectives of replicate.state "all"' in out
+
+
 def test_a_split_over_workers_that_are_not_there(plan):
     source = (
         HEAD

@@ -14,6 +14,7 @@ from epl.planner.machine.collective_algorithms import transport_between
 
 PROCESSES = "/processes"  # after a plan's name: the communicator of its processes
 PART_WRITES = "/part_writes"  # after that: the one for how variables in parts got their values
+AVERAGED_WRITES, WHOLE_WRITES = "averaged_writes", "whole_writes"  # of a step: each has a communicator of its own
 PARTS = "/parts"  # after a plan's name: the communicators of the ranks that hold the same shards
 
 
@@ -85,6 +86,11 @@ def whole_batch_communicator(plan: Plan, direction: str) -> str:
 def batch_norm_communicator(plan: Plan, direction: str) -> str:
     """The communicator of batch norms, "forward" or "backward"."""
     return f"{plan.name}/batch_norm/{direction}"
+
+
+def is_of_writes(plan: Plan, communicator: str) -> bool:
+    """Whether a communicator is that of a write of all rows."""
+    return communicator.startswith(tuple(f"{plan.name}/{kind}/" for kind in (AVERAGED_WRITES, WHOLE_WRITES)))
 
 
 def gate_communicator(plan: Plan, group: GradientGroup) -> str:

@@ -17,6 +17,7 @@ from typing import List, Sequence
 
 import tensorflow.compat.v1 as tf
 
+from epl.parallel.plan.communicators import AVERAGED_WRITES
 from epl.parallel.replication.merge_outputs import mean_of_all
 from epl.parallel.replication.replica_rows import ReplicaRows
 from epl.parallel.replication.whole_writes import AveragedWrite
@@ -41,7 +42,7 @@ def run(rewrite: RewriteContext) -> None:
 def _average(rewrite: RewriteContext, number: int, group: Sequence[AveragedWrite]) -> None:
     ops = [rewrite.remember(rewrite.operation(write.op)) for write in group]
     values = [op.inputs[write.position] for op, write in zip(ops, group)]
-    name = f"averaged_writes/{number}"
+    name = f"{AVERAGED_WRITES}/{number}"
     communicator = rewrite.communicator(f"{rewrite.plan.name}/{name}")
     weight = rewrite.weight
     assert weight is not None  # there are several replicas

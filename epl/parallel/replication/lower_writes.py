@@ -15,6 +15,7 @@ from typing import Any, Callable, List, Sequence, Tuple
 import tensorflow.compat.v1 as tf
 
 from epl.ops.communicator import Communicator
+from epl.parallel.plan.communicators import WHOLE_WRITES
 from epl.parallel.replication.merge_outputs import mean_of_all
 from epl.parallel.replication.replica_rows import ReplicaRows
 from epl.parallel.replication.whole_writes import WholeWrites
@@ -58,7 +59,7 @@ class _Wholes(Wholes):
 
     def of_write(self, number: int, values: Sequence[Tuple[Output, tf.Tensor]]) -> List[tf.Tensor]:
         """The wholes of what a write takes: outputs of the view, and the tensors that they are now."""
-        self._name, self._last = f"whole_writes/{number}", []
+        self._name, self._last = f"{WHOLE_WRITES}/{number}", []
         with self._rewrite.building(self._name):
             return [self.whole(one, [now]) for one, now in values]
 

@@ -39,6 +39,7 @@ from epl.parallel.recompute import segments as recompute
 from epl.parallel.sharding.sharded_variables import ShardedVariables
 from epl.parallel.strategy.record import ForwardPass
 from epl.planner.costs.mixed_precision import ModelConversions, find_precision
+from epl.planner.costs.row_exchanges import find_exchanges
 from epl.planner.costs.row_sizes import between, constants_between, find_row_sizes
 from epl.planner.costs.slots import find_slots
 from epl.planner.machine.machine import CALIBRATED_BY, Device
@@ -148,6 +149,7 @@ class GraphCosts(ModelCosts):
         precision, note = find_precision(graph.tf_graph, found)
         costs = cls(graph.tf_graph, found.view, found.nodes, found.trained, slots, measured, precision)
         costs.notes += (note,) if note else ()
+        costs.exchanges, costs.uncounted = find_exchanges(graph, found)
         return costs
 
     def at(self, rows: int, device: Device) -> OpCosts:

@@ -6,6 +6,7 @@ from typing import Dict, List, Sequence, Tuple
 from epl.planner.machine import quantities
 from epl.planner.prediction.prediction import PredictedDevices, Prediction
 from epl.planner.prediction.program_builder import COMPUTES, LoweredKind
+from epl.planner.simulator.model_costs import RowWay
 from epl.profiler import tables
 
 _PATH = 8  # lines of the critical path
@@ -14,6 +15,7 @@ _ROLES = ("weights", "slots", "gradients", "activations", "communication")
 
 _PASS = re.compile(r"([0-9]+)([FB])([0-9]+)( again)?(?: part ([0-9]+))?")
 _OF_PASS = {"F": "forward", "B": "backward"}
+_OF_WAY = {RowWay.FORWARD: "forward", RowWay.BACKWARD: "backward", RowWay.WRITES: "of writes"}
 
 
 def name_in_words(name: str) -> str:
@@ -36,6 +38,7 @@ def describe(prediction: Prediction) -> List[str]:
     lines += ["  " + line for line in _lacks(prediction)]
     if prediction.traffic:
         lines += ["communication of a step"] + ["  " + line for line in _traffic(prediction)]
+        lines += ["  " + line for line in costs_of_rows(prediction)]
     lines.append("what the step waits for: the longest parts of its critical path")
     lines += ["  " + line for line in _path(prediction)]
     bound = prediction.bound
@@ -95,7 +98,7 @@ def _traffic(prediction: Prediction) -> List[str]:
     for one in prediction.traffic:
         rows.append(
             (
-                one.decision,
+                one.in_words,
                 one.collective,
                 str(one.times),
                 str(one.devices),
@@ -104,6 +107,20 @@ def _traffic(prediction: Prediction) -> List[str]:
             )
         )
     return tables.aligned(rows, left=(0, 1))
+
+
+def costs_of_rows(prediction: Prediction) -> List[str]:
+    """What it costs that replicas compute with the rows of all, by decision."""
+    found = []
+    for decision in dict.fromkeys(one.decision for one in prediction.traffic if one.way):
+        own = [one for one in prediction.traffic if one.decision == decision]
+        times = ", ".join(
+            f"{one.times} {one.collective}{'s' if one.times > 1 else ''} {_OF_WAY[one.way]}" for one in own
+        )
+        waits = "next to the passes" if all(one.way == RowWay.WRITES for one in own) else "for which the passes wait"
+        size = quantities.show(sum(one.bytes for one in own), quantities.BYTES)
+        found.append(f"{decision}: {times}, {size}, {_seconds(sum(one.seconds for one in own))}, {waits}")
+    return found
 
 
 def _path(prediction: Prediction) -> List[str]:

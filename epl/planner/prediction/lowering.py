@@ -37,7 +37,7 @@ from epl.planner.prediction.split_work import SplitExchange, SplitWork
 from epl.planner.prediction.stage_plans import ClassStage, StagePlans, StepOptions
 from epl.planner.prediction.stage_work import Piece, pieces_of
 from epl.planner.prediction.traffic import Carried, Traffic
-from epl.planner.simulator.model_costs import ModelCosts
+from epl.planner.simulator.model_costs import ModelCosts, RowExchange, RowWay
 from epl.planner.simulator.program import SharedCores, SimulatedOutput
 
 _FORWARD_PASS, _BACKWARD_PASS, _RECOMPUTATION = "forward pass", "backward pass", "recomputation"
@@ -163,6 +163,9 @@ class StepLowering:
         self._exchanges: Dict[Tuple[bool, int], List[Tuple[int, SplitExchange]]] = {}  # by pass and op
         for at, exchange in enumerate(() if split is None else split.exchanges):
             self._exchanges.setdefault((exchange.is_backward, exchange.at), []).append((at, exchange))
+        self._of_rows: Dict[Tuple[str, int], List[Tuple[int, RowExchange]]] = {}  # by way and op
+        for at, of_rows in enumerate(costs.exchanges if layout.ranks > 1 else ()):
+            self._of_rows.setdefault((of_rows.way, of_rows.at), []).append((at, of_rows))
 
     def run(self) -> LoweredStep:
         """Adds all ops of the step; its program."""
@@ -201,6 +204,10 @@ class StepLowering:
                 inputs = inputs + [exchanged]
                 if self._is_kept(number, exchange.source[0]):
                     kept.setdefault(_piece_with(backward, piece[0]), []).append(exchanged)
+            gathered = self._exchange_rows(number, stage, RowWay.FORWARD, piece[:1], micro_batch)
+            inputs = inputs + gathered
+            for buffer in gathered:
+                kept.setdefault(_piece_with(backward, piece[0]), []).append(buffer)
             if gathers:
                 inputs = inputs + self._weights_forward(number, stage, piece, micro_batch)
             outputs: List[SimulatedOutput] = []
@@ -213,6 +220,7 @@ class StepLowering:
                 outputs.append(output(sent_alone, ACTIVATIONS))
             told = self._told(LoweredKind.FORWARD, action, piece, at if len(pieces) > 1 else -1)
             self._pass(device, told, seconds, inputs, outputs, temporary)
+            self._exchange_rows(number, stage, RowWay.WRITES, range(*piece), micro_batch)
         self._kept[device, micro_batch] = kept
         self._keep_arrivals(device, micro_batch, arrivals)
         sent = len(self.builder.ops) - 1, len(self.builder.ops[-1].outputs) - 1
@@ -333,6 +341,7 @@ class StepLowering:
             told = self._told(LoweredKind.BACKWARD, action, piece, at if len(pieces) > 1 else -1)
             self._pass(device, told, seconds, inputs, outputs, temporary)
             exchanged = self._exchange(number, stage, piece[0], micro_batch, True)
+            self._exchange_rows(number, stage, RowWay.BACKWARD, piece[:1], micro_batch)
             if micro_batch == self._layout.micro_batches - 1:
                 self._reduce(number, stage, piece)
             if at == 0:
@@ -654,6 +663,33 @@ class StepLowering:
             self._waits[device] = [op]
             found.append(((op, 0), exchange))
         return found
+
+    def _exchange_rows(
+        self, number: int, stage: int, way: str, positions: Sequence[int], micro_batch: int
+    ) -> List[Buffer]:
+        """The collectives of rows at some positions; the next pass waits for them, but for those of writes.
+
+        Returns:
+          What they have gathered.
+        """
+        device, ops = self._device(number, stage), self._plans.cuts[stage].ops
+        gathered = []
+        for at, exchange in [one for position in positions for one in self._of_rows.get((way, ops[position]), ())]:
+            size = self._costs.row_bytes(exchange, sum(self._layout.rows))
+            carried = self._traffic.of_rows(exchange, number, stage, size)
+            told = LoweredOp(
+                f"{exchange.decision}, {way}", LoweredKind.COLLECTIVE, exchange.decision, exchange.collective, size,
+                carried.devices, way=way,
+            )  # fmt: skip
+            gathers = exchange.collective == "all-gather"
+            outputs = [output(size, COMMUNICATION)] if gathers else []
+            waits = self._waits.get(device, ())
+            op = self.builder.add(told, device, carried.seconds, (), waits, outputs, 0, carried.pool)
+            self.builder.join(("rows", stage, at, micro_batch), op)
+            gathered += [(op, 0)] if gathers else []
+            if way != RowWay.WRITES:
+                self._waits[device] = [op]
+        return gathered
 
     def _transfer(
         self,

@@ -38,7 +38,8 @@ from epl.planner.prediction.stage_plans import StagePlans, StepOptions, plan_sta
 from epl.planner.prediction.traffic import Traffic
 from epl.planner.simulator.critical_path import critical_path
 from epl.planner.simulator.engine import SimulatedRun, simulate
-from epl.planner.simulator.model_costs import ModelCosts
+from epl.planner.simulator.model_costs import ModelCosts, RowWay
+from epl.utils.errors import NotAvailableError
 
 
 class PredictedMemory(NamedTuple):
@@ -102,6 +103,7 @@ class PredictedTraffic(NamedTuple):
       bytes: of all of them, each as its cost is computed with: of the full tensor.
       seconds: of all of them.
       devices: that take part in each.
+      way: of collectives of rows, a constant of RowWay; "" for others.
     """
 
     decision: str
@@ -110,6 +112,12 @@ class PredictedTraffic(NamedTuple):
     bytes: float
     seconds: float
     devices: int
+    way: str = ""
+
+    @property
+    def in_words(self) -> str:
+        """The decision, and where the step has the collectives."""
+        return f"{self.decision}, {self.way}" if self.way else self.decision
 
 
 class CriticalOp(NamedTuple):
@@ -246,6 +254,7 @@ def prepare(
     facts = known.facts(strategy, layout.stage_of_block)
     split = None
     if layout.splits:
+        _refuse_rows_of_all(costs)
         group_rows = sum(layout.rows[rank] for rank in layout.groups[0])
         split = find_split_work(
             strategy, facts, layout.splits, len(layout.groups[0]),
@@ -279,6 +288,13 @@ def predicted(step: PreparedStep, costs: ModelCosts, machine: Machine) -> Predic
     )
 
 
+def _refuse_rows_of_all(costs: ModelCosts) -> None:
+    """Raises NotAvailableError for passes that wait for values of all rows, next to a split: no step can have both."""
+    for one in costs.exchanges:
+        if one.way != RowWay.WRITES:
+            raise NotAvailableError(f"the prediction of {one.decision} with epl.split", "Leave one of the two out.")
+
+
 def _options(strategy: Strategy, layout: StrategyLayout, config: Config) -> StepOptions:
     """The values of configuration keys.
 
@@ -292,7 +308,6 @@ def _options(strategy: Strategy, layout: StrategyLayout, config: Config) -> Step
         refuse_stages_with_groups(zero, is_unequal=False, is_dedicated=is_dedicated)
     if zero == DROPS:
         refuse_v2(bool(values["offload.level"]), bool(layout.splits), len(layout.stages))
-    uncounted = {"batch_norm.sync": config.batch_norm.sync, 'replicate.batch "all"': config.replicate.batch == "all"}
     return StepOptions(
         zero=zero,
         offload=bool(values["offload.level"]),
@@ -309,7 +324,6 @@ def _options(strategy: Strategy, layout: StrategyLayout, config: Config) -> Step
         scales=bool(config.amp.level) and config.amp.loss_scale != 1.0,
         checks=bool(config.amp.level) and config.amp.loss_scale == "dynamic",
         dtype=config.amp.dtype if config.amp.level else "float32",
-        uncounted=tuple(setting for setting, is_on in uncounted.items() if is_on),
     )
 
 
@@ -320,7 +334,7 @@ def _devices(step: PreparedStep, lowered: LoweredStep, run: SimulatedRun) -> Lis
     found = []
     computes: Dict[int, List[Tuple[float, float]]] = {}
     communicates: Dict[int, List[Tuple[float, float]]] = {}
-    collectives: Dict[int, Dict[str, int]] = {}  # of the device: how many, by decision
+    collectives: Dict[int, Dict[Tuple[str, str], int]] = {}  # of the device: how many, by decision and way
     for number, (op, told) in enumerate(zip(lowered.program.ops, lowered.ops)):
         if told.kind != LoweredKind.HOST_UPDATE:
             kind = computes if told.kind in COMPUTES else communicates
@@ -328,14 +342,17 @@ def _devices(step: PreparedStep, lowered: LoweredStep, run: SimulatedRun) -> Lis
         on_hosts = step.options.offload and told.collective == "all-gather"  # of weights, before they are copied
         if told.kind == LoweredKind.COLLECTIVE and not on_hosts:
             of_device = collectives.setdefault(op.device, {})
-            of_device[told.decision] = of_device.get(told.decision, 0) + 1
+            key = told.decision, told.way
+            of_device[key] = of_device.get(key, 0) + 1
     stages = len(step.layout.stages)
     for device in range(len(lowered.program.pools)):
         number, stage = divmod(device, stages)
         one = step.classes[number]
         busy = sum(end - start for start, end in computes.get(device, ()))
         exposed = _uncovered(communicates.get(device, []), computes.get(device, []))
-        communicators = sum(min(step.options.communicators, n) for n in collectives.get(device, {}).values())
+        communicators = sum(
+            _communicators(step.options, way, times) for (_, way), times in collectives.get(device, {}).items()
+        )
         where = f"stage {stage}, " if stages > 1 else ""
         found.append(
             PredictedDevices(
@@ -352,6 +369,13 @@ def _devices(step: PreparedStep, lowered: LoweredStep, run: SimulatedRun) -> Lis
             )
         )
     return found
+
+
+def _communicators(options: StepOptions, way: str, times: int) -> int:
+    """How many so many collectives of a decision have: each write its own, batch norms and losses one for a way."""
+    if way:
+        return times if way == RowWay.WRITES else 1
+    return min(options.communicators, times)
 
 
 def _memory(
@@ -392,16 +416,16 @@ def _uncovered(some: List[Tuple[float, float]], others: List[Tuple[float, float]
 
 def _traffic(lowered: LoweredStep, run: SimulatedRun, num_stages: int) -> List[PredictedTraffic]:
     """By decision and collective; of the ops of several classes for the same, those of one class count."""
-    of_class: Dict[Tuple[str, str, int], Dict[int, List[Tuple[int, LoweredOp]]]] = {}
+    of_class: Dict[Tuple[str, str, int, str], Dict[int, List[Tuple[int, LoweredOp]]]] = {}
     first_of = {op: ranks[0] for ranks in lowered.program.collectives for op in ranks}
     for number, told in enumerate(lowered.ops):
         if told.kind in COMMUNICATES and first_of.get(number, number) == number:
             # A collective has one op here, for all classes; a transfer has one in the devices of each.
             one = -1 if number in first_of else lowered.program.ops[number].device // num_stages
-            same = of_class.setdefault((told.decision, told.collective, told.devices), {})
+            same = of_class.setdefault((told.decision, told.collective, told.devices, told.way), {})
             same.setdefault(one, []).append((number, told))
     rows = []
-    for (decision, collective, devices), same in of_class.items():
+    for (decision, collective, devices, way), same in of_class.items():
         members = max(same.values(), key=len)
         rows.append(
             PredictedTraffic(
@@ -411,6 +435,7 @@ def _traffic(lowered: LoweredStep, run: SimulatedRun, num_stages: int) -> List[P
                 sum(told.bytes for _, told in members),
                 sum(run.ends[number] - run.starts[number] for number, _ in members),
                 devices,
+                way,
             )
         )
     return rows
@@ -463,8 +488,11 @@ def _assumptions(step: PreparedStep, costs: ModelCosts, machine: Machine) -> Lis
         if step.options.checks:
             applied = "once all are reduced, as amp.loss_scale checks them"
         found.append(f"gradients are applied {applied}; buckets follow each other")
-        settings = "".join(f", nor those of {setting}" for setting in step.options.uncounted)
-        found.append(f"all-reduces of what a step writes from the batch, as moving averages, are not counted{settings}")
+        found += [f"the collectives of {setting} are not counted" for setting in costs.uncounted]
+        if costs.exchanges:
+            found.append("collectives of rows and those of gradients do not slow each other down")
+        if any(one.collective == "all-gather" and one.way == RowWay.FORWARD for one in costs.exchanges):
+            found.append("ops that take the gathered rows of all replicas take as long as for those of one")
     if len(layout.stages) > 1:
         found.append("transfers between stages and reductions of gradients do not slow each other down")
     if layout.splits:

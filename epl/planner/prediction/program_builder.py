@@ -38,6 +38,7 @@ class LoweredOp(NamedTuple):
       devices: devices of the machine that take part.
       ops: number of the first op of the model that it runs, and of the one after the last; (0, 0) for others.
       micro_batch: of a pass; -1 for others.
+      way: of a collective of rows, a constant of RowWay; "" for others.
     """
 
     name: str
@@ -48,6 +49,7 @@ class LoweredOp(NamedTuple):
     devices: int = 1
     ops: Tuple[int, int] = (0, 0)
     micro_batch: int = -1
+    way: str = ""
 
 
 class LoweredStep(NamedTuple):

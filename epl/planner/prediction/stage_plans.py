@@ -1,13 +1,13 @@
 """What each class of ranks does in each stage: the ops, as arrays, and where they are cut into pieces.
 
-    cuts of a stage    forward    exchanges of a split, uses of gathered weights
-                       backward   exchanges of a split, segments of recomputation, a few more to follow the memory
+    cuts of a stage    forward    exchanges of a split, or of rows; uses of gathered weights
+                       backward   the same exchanges, segments of recomputation, a few more to follow the memory
                        last       the same, and where a bucket of gradients is complete
 
 The cuts are the same for all classes, as their collectives are.
 """
 
-from typing import Dict, FrozenSet, Mapping, NamedTuple, Optional, Sequence, Set, Tuple
+from typing import Dict, FrozenSet, List, Mapping, NamedTuple, Optional, Sequence, Set, Tuple
 
 import numpy as np
 import tensorflow.compat.v1 as tf
@@ -28,7 +28,7 @@ from epl.planner.prediction.rank_classes import RankClass
 from epl.planner.prediction.recomputation import COLLECTION, StageRecomputation, divide_at_checkpoints, divide_stage
 from epl.planner.prediction.split_work import SplitWork
 from epl.planner.prediction.stage_work import StageWork, even_cuts
-from epl.planner.simulator.model_costs import ModelCosts, OpCosts
+from epl.planner.simulator.model_costs import ModelCosts, OpCosts, RowExchange, RowWay
 
 _SLICES = 8  # pieces by bytes, so that the backward pass frees and makes tensors in turn
 _MOST_PIECES = 8_000  # of all stages and micro batches; with more the memory is followed less closely
@@ -107,7 +107,6 @@ class StepOptions(NamedTuple):
       scales: whether gradients are divided by a loss scale.
       checks: whether updates wait until all gradients are found to be finite.
       dtype: name of the one in which contractions compute.
-      uncounted: names of settings whose collectives are not predicted.
     """
 
     zero: str
@@ -125,7 +124,6 @@ class StepOptions(NamedTuple):
     scales: bool
     checks: bool
     dtype: str = "float32"
-    uncounted: Tuple[str, ...] = ()
 
     @property
     def drops(self) -> bool:
@@ -351,8 +349,8 @@ class _Maker:
         host_gathers: Sequence[WeightGather] = ()
         if options.offload:
             gathers, host_gathers = gradients.plan_copies(variables, again), gathers
-        of_split = () if self._split is None else self._split.exchanges
-        exchanges = {position[one.at] for one in of_split if one.at in position}
+        of_rows = self._costs.exchanges if self._layout.ranks > 1 else ()
+        exchanges = {position[op] for op in _exchanging(self._split, of_rows) if op in position}
         complete = np.zeros(len(ops))
         for one in variables:
             complete[one.complete] += one.gradient_bytes
@@ -402,6 +400,12 @@ class _Maker:
                 seconds += _elementwise(kind, changed, 1.25) + _elementwise(kind, changed, 0.25)
             found.append(sharing * seconds)
         return tuple(found)
+
+
+def _exchanging(split: Optional[SplitWork], of_rows: Sequence[RowExchange]) -> List[int]:
+    """The ops at which passes wait for an exchange."""
+    of_split = [] if split is None else [one.at for one in split.exchanges]
+    return of_split + [one.at for one in of_rows if one.way != RowWay.WRITES]
 
 
 def _elementwise(kind: Device, size: float, passes: float, flops: float = 1.0) -> float:

@@ -3,7 +3,7 @@
 All ranks are taken to send the same message at the same time: what leaves by a link of several ranks shares it. The
 messages of one rank follow each other on a link, and so do its collectives that use the same links. Transfers and
 collectives are taken not to disturb each other, nor exchanges of splits, those of other stages, and the gradients of
-their shards.
+their shards; nor collectives of rows, which have communicators of their own, and those of gradients.
 """
 
 from typing import Dict, List, NamedTuple, Optional, Sequence, Tuple
@@ -15,6 +15,7 @@ from epl.planner.prediction.host_memory import between_hosts
 from epl.planner.prediction.layout import StrategyLayout
 from epl.planner.prediction.program_builder import Key
 from epl.planner.prediction.rank_classes import RankClass, contention, ports_of, shared_pools
+from epl.planner.simulator.model_costs import RowExchange
 
 
 class Carried(NamedTuple):
@@ -69,6 +70,11 @@ class Traffic:
         devices = self._layout.stages[stage]
         seconds = self._costs.cost(collective, devices, nbytes).seconds
         return Carried(seconds, self._pool(number, stage), len(devices))
+
+    def of_rows(self, exchange: RowExchange, number: int, stage: int, nbytes: float) -> Carried:
+        """A collective of rows; those of one communicator follow each other."""
+        carried = self.of_stage(exchange.collective, number, stage, nbytes)
+        return carried._replace(pool=(*carried.pool, exchange.decision, exchange.way))
 
     def of_hosts(self, collective: str, number: int, stage: int, nbytes: float) -> Carried:
         """The same as `of_stage`, of what is in the memory of the computers."""

@@ -9,7 +9,7 @@ from typing import Dict, Iterable, List, Sequence
 
 from epl.parallel.plan.strategy import block_in_words
 from epl.planner.machine import quantities
-from epl.planner.prediction.describe import flops_in_words, name_in_words
+from epl.planner.prediction.describe import costs_of_rows, flops_in_words, name_in_words
 from epl.planner.prediction.prediction import Prediction
 from epl.planner.prediction.schedule_grid import find_grid
 from epl.planner.report import pictures
@@ -175,11 +175,12 @@ def _gains(plan: SimulatedPlan, found: Prediction) -> List[str]:
 
 def _traffic(found: Prediction) -> List[str]:
     rows = [
-        [one.decision, one.collective, str(one.times), str(one.devices), _bytes(one.bytes), _seconds(one.seconds)]
+        [one.in_words, one.collective, str(one.times), str(one.devices), _bytes(one.bytes), _seconds(one.seconds)]
         for one in found.traffic
     ]
     titles = ["decision", "what", "number", "devices of each", "bytes", "time"]
-    return ["<h2>Communication</h2>", _table(titles, rows, numbers=range(2, 6)) if rows else "<p>None.</p>"]
+    lines = [f"<p>{html.escape(line)}.</p>" for line in costs_of_rows(found)]
+    return ["<h2>Communication</h2>", _table(titles, rows, numbers=range(2, 6)) if rows else "<p>None.</p>", *lines]
 
 
 def _candidates(plan: SimulatedPlan) -> List[str]:

@@ -8,6 +8,7 @@ from epl.ir.graph import Graph
 from epl.parallel.plan import strategy as strategies
 from epl.parallel.plan.strategy import Strategy
 from epl.parallel.strategy.record import ForwardPass, has_made_blocks
+from epl.planner.costs.row_exchanges import BATCH_NORMS
 from epl.planner.machine import quantities
 from epl.planner.machine.machine import to_plain
 from epl.planner.prediction import describe, plain
@@ -103,6 +104,9 @@ class SimulatedPlan(NamedTuple):
             lines += comparison.describe(self.search.compared, self.search.chosen)
             lines += [f"searched by blocks: {self.search.by_blocks}"] if self.search.by_blocks else []
             lines += [self.search.left_out] if self.search.left_out else []
+            late = sorted({one.decision for one in self.model.costs.exchanges} - {BATCH_NORMS})
+            words = "candidates were simulated without the collectives of {}, which are decided after the search"
+            lines += [words.format(one) for one in late]
         compared = [one for one in self.reasons if one.runner_up is not None]
         if compared:
             lines += ["", "why, and what it would cost to decide one thing otherwise:"]

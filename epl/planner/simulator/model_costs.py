@@ -47,6 +47,37 @@ class ModelOp(NamedTuple):
     is_checkpoint: bool = False
 
 
+class RowWay:
+    """Where a step has a collective of rows."""
+
+    FORWARD = "forward"
+    BACKWARD = "backward"
+    WRITES = "writes"
+
+
+class RowExchange(NamedTuple):
+    """A collective of all replicas, by which they compute with the rows of all.
+
+    Attributes:
+      decision: what asks for it.
+      collective: its name.
+      way: a constant of RowWay; no pass waits for one of writes.
+      at: the op before which it runs in the forward pass, or after whose backward op in the backward pass; of writes:
+        the last op of the forward pass that they are computed from.
+      source: (op, output) of the forward pass that it is of: for a batch of all replicas that is its full tensor; None
+        for others.
+      fixed, by_row: bytes of full tensors that are none of the forward pass: of all, and for each row.
+    """
+
+    decision: str
+    collective: str
+    way: str
+    at: int
+    source: Optional[Tuple[int, int]] = None
+    fixed: int = 0
+    by_row: int = 0
+
+
 class OpCosts(NamedTuple):
     """What all ops cost, by number of the op; for one pass over some rows, all runs in loops included.
 
@@ -76,12 +107,16 @@ class ModelCosts(ABC):
       slots: name of each optimizer slot of a variable -> bytes of it for one byte of the variable, such as
         {"Momentum": 1.0}.
       notes: assumptions, for people.
+      exchanges: collectives of rows, where there are several replicas.
+      uncounted: settings whose collectives of rows are not known, as the model is not planned yet.
     """
 
     ops: Tuple[ModelOp, ...]
     rows: Optional[int]
     slots: Dict[str, float]
     notes: Tuple[str, ...]
+    exchanges: Tuple[RowExchange, ...] = ()
+    uncounted: Tuple[str, ...] = ()
 
     @abstractmethod
     def at(self, rows: int, device: Device) -> OpCosts:
@@ -102,3 +137,8 @@ class ModelCosts(ABC):
     def exchanged_bytes(self, rows: int, op: int, output: int) -> float:
         """Bytes of an output as the ranks of a split exchange it: of float32, also with mixed precision."""
         return self.tensor_bytes(rows, op, output)
+
+    def row_bytes(self, exchange: RowExchange, rows: int) -> float:
+        """Bytes of the full tensors of a collective, if all replicas together have so many rows."""
+        taken = 0.0 if exchange.source is None else self.exchanged_bytes(rows, *exchange.source)
+        return taken + exchange.fixed + exchange.by_row * rows

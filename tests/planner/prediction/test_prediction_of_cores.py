@@ -2,7 +2,6 @@
 
 import pytest
 
-from epl.config.config import Config
 from epl.planner.prediction.cores import cores_of_job
 from epl.planner.prediction.prediction import predict
 from tests.planner.prediction.hand_made import INSTANT, HandCosts, Layer, device, machine, stages, strategy
@@ -10,12 +9,12 @@ from tests.planner.prediction.hand_made import INSTANT, HandCosts, Layer, device
 LAYERS = [Layer(weight=8, output=1.0)] * 2
 
 
-def step(shared_by, workers, devices, nodes=(4,), config=None, **settings):
+def step(shared_by, workers, devices, nodes=(4,), **settings):
     """4 rows of 2 layers, whose work is 24 s on one device."""
     costs = HandCosts(LAYERS)
     kind = device()._replace(shared_by=shared_by)
     where = machine([["a"] * count for count in nodes], [kind], bandwidth=INSTANT, network=(0.0, INSTANT))
-    return predict(strategy(costs, workers=workers, devices=devices, **settings), costs, where, 4, config)
+    return predict(strategy(costs, workers=workers, devices=devices, **settings), costs, where, 4)
 
 
 @pytest.mark.parametrize(
@@ -55,15 +54,6 @@ def test_the_assumption_is_told():
     assert "cores of its own" not in told(0, 1, 2) + told(1, 1, 1)
     assert "share cores" in told(0, 1, 2) and "share cores" not in told(1, 1, 2) + told(0, 1, 1) + told(0, 2, 1)
     assert "equal parts of its cores" in told(0, 2, 1) and "equal parts of its cores" not in told(0, 1, 2)
-
-
-def test_settings_whose_collectives_are_not_counted_are_told():
-    (alone,) = [one for one in step(1, 1, 2).assumptions if "not counted" in one]
-    assert "moving averages" in alone and "nor those of" not in alone
-    config = Config({"batch_norm.sync": True, "replicate.batch": "all"})
-    (both,) = [one for one in step(1, 1, 2, config=config).assumptions if "not counted" in one]
-    assert both.endswith('nor those of batch_norm.sync, nor those of replicate.batch "all"')
-    assert not any("not counted" in one for one in step(1, 1, 1).assumptions)
 
 
 def test_kinds_of_devices_that_share_the_cores_of_a_node():
