@@ -16,7 +16,8 @@ import re
 import runpy
 import sys
 import traceback
-from typing import TYPE_CHECKING, Callable, Dict, List, Optional, Sequence, Tuple
+import warnings
+from typing import TYPE_CHECKING, Any, Callable, Dict, List, Optional, Sequence, Tuple
 
 from epl.config.keys import KEY_BY_NAME, env_name
 from epl.launcher.notices import CPP_VARIABLES, NoticeFilter
@@ -356,6 +357,13 @@ def _be_quiet() -> None:
             return bool(notices.shown(text.encode()))
 
     logging.getLogger("tensorflow").addFilter(IsShown())
+    show = warnings.showwarning
+
+    def show_more_than_notices(message: Any, category: Any, filename: str, lineno: int, *args: Any) -> None:
+        if notices.shown(warnings.formatwarning(message, category, filename, lineno).encode()):
+            show(message, category, filename, lineno, *args)
+
+    warnings.showwarning = show_more_than_notices
 
 
 def _run_script(path: str, arguments: Sequence[str]) -> None:
