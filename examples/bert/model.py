@@ -162,7 +162,7 @@ def word_embeddings(config: BertConfig) -> tf.Tensor:
 
 
 def _embed(config: BertConfig, inputs: Inputs) -> tf.Tensor:
-    length = inputs.input_ids.shape[1].value
+    length = inputs.input_ids.shape.as_list()[1]
     if length is None or length > config.max_position_embeddings:
         raise ValueError(
             "the sequences have the length {}; expected a known length of at most {} (max_position_embeddings).".format(

@@ -18,7 +18,6 @@ import tensorflow.compat.v1 as tf
 from sklearn.datasets import load_digits
 from sklearn.model_selection import train_test_split
 
-tf.disable_v2_behavior()  # with TensorFlow 2 plain scripts build no graph without it; with 1.15 it changes nothing
 RESULT = "result.json"
 
 
