@@ -11,8 +11,7 @@ from typing import Dict
 
 _ONEDNN = re.compile(r"_Mkl(?:Native)?(.+)$")
 
-# Fused op -> the op that does the main work. Those that begin with "_" also exist without oneDNN, but for
-# _FusedBatchMatMulV2.
+# Fused op, by its plain type -> the op that does the main work.
 _MAIN_TYPES: Dict[str, str] = {
     "_FusedMatMul": "MatMul",
     "_FusedBatchMatMulV2": "BatchMatMulV2",

@@ -30,7 +30,7 @@ class Execution(NamedTuple):
       op: its name. Transfers between processes have a name of TensorFlow's own, RecvTensor.
       device: where it ran, as the session names it.
       start_ns, end_ns: since the epoch; the end is that of the kernel.
-      op_type: type of the op that ran, maybe a fused one, without the name of oneDNN; "" if the record does not have it.
+      op_type: type of the op that ran, maybe a fused one, as `fused_ops.plain_type` says; "" if the record lacks it.
       stream: the stream of a GPU in which the kernel ran; "" for the op itself.
     """
 

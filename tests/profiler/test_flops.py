@@ -8,8 +8,8 @@ import tensorflow.compat.v1 as tf
 
 from epl.ir.graph import Graph
 from epl.profiler import profiler, step_flops, step_stats
-from epl.profiler.fused_ops import main_type
 from epl.profiler.flops import FlopsProfilerHook, profile_flops, profile_step
+from epl.profiler.fused_ops import main_type
 from epl.profiler.roles import RoleKind
 from epl.profiler.step_flops import of_model, total
 from tests.parallel.in_process import Linear, error_text
