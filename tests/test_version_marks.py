@@ -47,6 +47,7 @@ LEFT_OUT = {
     "parity/test_zero_slots.py": 1,
     "planner/test_plan_command.py": 1,
     "profiler/test_chrome_trace.py": 1,
+    "profiler/test_step_stats_hook.py": 1,
     "runtime/test_fed_updates.py": 1,
     "runtime/test_foreign_training.py": 4,
     "runtime/test_hooks.py": 1,

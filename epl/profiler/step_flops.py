@@ -13,15 +13,11 @@ from epl.parallel.costs.ops import op_cost
 from epl.parallel.costs.shapes import TensorType, num_elements
 from epl.planner.machine.op_kinds import Kind
 from epl.profiler import step_stats
+from epl.profiler.fused_ops import main_type, plain_type
 from epl.profiler.roles import Role, RoleKind, Roles
 
-# Fused ops of TensorFlow -> the op that does the main work; ops fused into it count once per element of the output.
-_FUSED = {
-    "_FusedMatMul": "MatMul",
-    "_FusedConv2D": "Conv2D",
-    "_FusedDepthwiseConv2dNative": "DepthwiseConv2dNative",
-    "_FusedBatchNormEx": "FusedBatchNormV3",
-}
+# Fused ops whose nodes do not list what is fused into them -> ops per element of the output.
+_UNLISTED = {"_FusedBatchNormEx": 1, "_FusedBatchNormGradEx": 1, "Conv2DWithBias": 1}
 _SENDS = frozenset(["_Send", "_HostSend"])
 _RECEIVES = frozenset(["_Recv", "_HostRecv"])
 TRANSFERS = _SENDS | _RECEIVES  # between devices of a process, in the graph as TensorFlow runs it
@@ -34,7 +30,7 @@ class OpFlops(NamedTuple):
     """What one op of a step computed.
 
     Attributes:
-      op, op_type, device: which op ran, and where.
+      op, op_type, device: which op ran, and where; the type as `fused_ops.plain_type` says.
       role: its role in the step.
       runs: its executions; several in a loop.
       flops: of all its executions.
@@ -106,11 +102,11 @@ def count(metadata: tf.RunMetadata, tf_graph: tf.Graph) -> StepFlops:
             continue
         kind, flops = step.cost(node)
         if kind == Kind.UNKNOWN:
-            unknown.add(node.op)
+            unknown.add(plain_type(node.op))
         if kind == Kind.CALL:
             calls.add(name)
         if flops:
-            found.append(OpFlops(name, node.op, device, roles.of(name, device), runs, flops * runs))
+            found.append(OpFlops(name, plain_type(node.op), device, roles.of(name, device), runs, flops * runs))
     return StepFlops(tuple(found), _scale(roles), tuple(_notes(unknown, calls)))
 
 
@@ -140,17 +136,17 @@ class _Step:
 
     def cost(self, node: tf.NodeDef) -> Tuple[str, float]:
         """The kind and the FLOPs of one run of a node."""
-        fused = node.op in _FUSED
-        if node.op in COLLECTIVE_OP_TYPES or (node.op[0] == "_" and not fused):
+        plain = plain_type(node.op)
+        main = main_type(plain)
+        if node.op in COLLECTIVE_OP_TYPES or main[0] == "_":
             return Kind.FREE, 0.0
         inputs = [self._type(text) for text in node.input if text[0] != "^"]
         count = self._num_outputs.get(node.name, 0)
         outputs = [self._outputs.get((node.name, slot), _UNKNOWN) for slot in range(count)]
-        extra = 0.0
-        if fused:
-            extra = num_elements(outputs[0].shape) * max(1, len(node.attr["fused_ops"].list.s))
-            node = tf.NodeDef(name=node.name, op=_FUSED[node.op], attr=node.attr)
-        if node.op in _MATMULS:
+        extra = 0.0 if main == plain else _fused_flops(node, plain, inputs, outputs)
+        if main != node.op:
+            node = tf.NodeDef(name=node.name, op=main, attr=node.attr)
+        if main in _MATMULS:
             inputs = _matmul_inputs(node, inputs)
         cost = op_cost(node, inputs, outputs)
         return cost.kind, cost.flops + extra
@@ -179,6 +175,14 @@ class _Step:
 
 def _tensor_type(description: Any) -> TensorType:
     return TensorType(tuple(dim.size for dim in description.shape.dim), tf.as_dtype(description.dtype).base_dtype)
+
+
+def _fused_flops(node: tf.NodeDef, plain: str, inputs: Sequence[TensorType], outputs: Sequence[TensorType]) -> float:
+    """FLOPs of what is fused into the main op of a node: each counts once per element of the output."""
+    if plain == "Conv2DBackpropFilterWithBias":  # the gradient of the bias: sums of the gradient of the output
+        return num_elements(inputs[2].shape)
+    count = len(node.attr["fused_ops"].list.s) if "fused_ops" in node.attr else _UNLISTED.get(plain, 0)
+    return num_elements(outputs[0].shape) * count
 
 
 def _matmul_inputs(node: tf.NodeDef, inputs: Sequence[TensorType]) -> List[TensorType]:

@@ -13,6 +13,8 @@ from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Tuple
 
 import tensorflow.compat.v1 as tf
 
+from epl.profiler.fused_ops import plain_type
+
 # "name = Type(inputs)"; with bytes first for an op that allocates much: "[cpu 1.0MB 1.0MB] name = Type(inputs)".
 _LABEL = re.compile(r"(?:\[[^\]]*\] )*\S+ = ([^\s(]+)\(")
 # TensorFlow's profiler lists ops a second time, with the times of its own.
@@ -28,7 +30,7 @@ class Execution(NamedTuple):
       op: its name. Transfers between processes have a name of TensorFlow's own, RecvTensor.
       device: where it ran, as the session names it.
       start_ns, end_ns: since the epoch; the end is that of the kernel.
-      op_type: type of the op that ran, maybe a fused one; "" if the record does not have it.
+      op_type: type of the op that ran, maybe a fused one, as `fused_ops.plain_type` says; "" if the record lacks it.
       stream: the stream of a GPU in which the kernel ran; "" for the op itself.
     """
 
@@ -155,5 +157,5 @@ def op_type(stats: Any) -> str:
     """The type of the op of a NodeExecStats; "" if the record does not have it."""
     match = _LABEL.match(stats.timeline_label)
     if match:
-        return match.group(1)
+        return plain_type(match.group(1))
     return stats.node_name if stats.node_name == "RecvTensor" else stats.node_name.partition(":")[2]

@@ -19,7 +19,7 @@ def build_step(communicator):
 
     def check(seconds):
         if seconds >= 0:
-            time.sleep(seconds)
+            time.sleep(float(seconds))
             raise ValueError("rank 1 is bad")
         return np.float32(0)
 

@@ -9,6 +9,7 @@ import tensorflow.compat.v1 as tf
 from epl.ir.graph import Graph
 from epl.profiler import profiler, step_flops, step_stats
 from epl.profiler.flops import FlopsProfilerHook, profile_flops, profile_step
+from epl.profiler.fused_ops import main_type
 from epl.profiler.roles import RoleKind
 from epl.profiler.step_flops import of_model, total
 from tests.parallel.in_process import Linear, error_text
@@ -51,17 +52,18 @@ def expected_layers():
     return forward, 2 * forward - 2 * ROWS * 32 * 64
 
 
-def matmuls(ops):
-    return total(one for one in ops if one.op_type in ("MatMul", "_FusedMatMul"))
+def dense_flops(ops):
+    """FLOPs of matmuls, biases and tanhs: which of them are fused depends on TensorFlow."""
+    return total(one for one in ops if one.op_type in ("MatMul", "_FusedMatMul", "BiasAdd", "Tanh"))
 
 
 def test_a_plain_graph_is_counted_with_what_tensorflow_fused(init):
     init(1, annotate=False)
     train_op, feed = layers(no_stage)
     flops = counted(train_op, feed(ROWS))
-    biases = ROWS * (64 + 64 + 64 + 8)
-    assert "_FusedMatMul" in by_type(flops)
-    assert matmuls(flops.ops) == sum(expected_layers()) + biases
+    elements = ROWS * (64 + 64 + 64 + 8)
+    assert "_FusedMatMul" in by_type(flops) and "BiasAdd" not in by_type(flops)
+    assert dense_flops(flops.ops) == sum(expected_layers()) + 2 * elements
     assert by_type(flops)["ApplyAdam"] == 12 * (32 * 64 + 2 * 64 * 64 + 64 * 8 + 64 + 64 + 64 + 8)
 
 
@@ -70,12 +72,12 @@ def test_under_a_plan_the_model_counts_once_and_the_step_all_copies(init):
     train_op, feed = layers(stage)
     flops = counted(train_op, feed(6 * ROWS))  # two replicas, three micro batches
     forward, backward = expected_layers()
-    biases = ROWS * (64 + 64 + 64 + 8)
-    assert matmuls(of_model(flops, [RoleKind.FORWARD])) == forward + biases
-    assert matmuls(of_model(flops, [RoleKind.BACKWARD])) == backward
+    elements = ROWS * (64 + 64 + 64 + 8)
+    assert dense_flops(of_model(flops, [RoleKind.FORWARD])) == forward + 2 * elements
+    assert dense_flops(of_model(flops, [RoleKind.BACKWARD])) == backward
     recomputed = [one for one in flops.ops if one.role.kind == RoleKind.RECOMPUTE]
     assert total(recomputed) > 0 and not set(recomputed) & set(of_model(flops))
-    assert 6 * backward < matmuls(one for one in flops.ops if one.role.kind == RoleKind.BACKWARD) * 1.0001
+    assert 6 * backward < dense_flops(one for one in flops.ops if one.role.kind == RoleKind.BACKWARD) * 1.0001
     passes = [one for one in flops.ops if one.role.kind in (RoleKind.FORWARD, RoleKind.BACKWARD)]
     assert total(passes) == pytest.approx(6 * total(of_model(flops, [RoleKind.FORWARD, RoleKind.BACKWARD])), rel=0.01)
     updates = [one for one in flops.ops if one.role.kind == RoleKind.UPDATE]
@@ -215,3 +217,50 @@ def test_the_static_tables_count_half_copies_for_nobody(init):
     found = profiler.profile_flops()
     assert {name for name in found if "EPL_AMP" in name.rpartition("/")[2]} == set()
     assert {name: found.get(name) for name in forward} == forward
+
+
+def _convolved(x, kernel, bias, padding="SAME"):
+    return tf.nn.bias_add(tf.nn.conv2d(x, kernel, strides=1, padding=padding), bias)
+
+
+def _attention_scores(x, kernel, bias):
+    rows = tf.reshape(x, [2, 1, 8, 24])
+    return tf.matmul(rows, rows, transpose_b=True) * tf.reduce_sum(bias) + tf.reshape(kernel, [1, 1, 1, 108])[..., :8]
+
+
+POSITIONS = 2 * 8 * 8 * 4  # of the output of the convolution
+WINDOW = 2 * 3 * 3 * 3
+
+
+@pytest.mark.parametrize(
+    "build, types, expected",
+    [
+        (_convolved, {"Conv2D", "BiasAdd"}, POSITIONS * (WINDOW + 1)),
+        (
+            lambda x, kernel, bias: _convolved(tf.pad(x, [[0, 0], [1, 1], [1, 1], [0, 0]]), kernel, bias, "VALID"),
+            {"Conv2D", "BiasAdd"},
+            POSITIONS * (WINDOW + 1),
+        ),
+        (
+            lambda x, kernel, bias: tf.gradients(tf.sin(_convolved(x, kernel, bias)), [kernel, bias]),
+            {"Conv2DBackpropFilter", "BiasAddGrad", "Conv2D", "BiasAdd"},
+            2 * POSITIONS * (WINDOW + 1),
+        ),
+        (_attention_scores, {"BatchMatMulV2", "Mul", "AddV2"}, 2 * 8 * 8 * (2 * 24 + 2)),
+        (
+            lambda x, kernel, bias: tf.nn.relu(tf.nn.fused_batch_norm(x, bias[:3], bias[:3])[0]),
+            {"FusedBatchNormV3", "Relu"},
+            2 * 8 * 8 * 3 * (8 + 1),
+        ),
+    ],
+    ids=["convolution", "padded_convolution", "kernel_and_bias_gradient", "attention_scores", "batch_norm"],
+)
+def test_fused_ops_count_as_the_single_ones(build, types, expected):
+    """On CPUs, TensorFlow 2 computes them by oneDNN, and fuses more of them."""
+    tf.reset_default_graph()
+    x = tf.placeholder(tf.float32, [2, 8, 8, 3])
+    kernel, bias = tf.get_variable("kernel", [3, 3, 3, 4]), tf.get_variable("bias", [4])
+    flops = by_type(counted(build(x, kernel, bias), {x: np.ones([2, 8, 8, 3])}))
+    fused = {main_type(op_type) for op_type in flops if main_type(op_type) != op_type}
+    assert not any("Mkl" in op_type for op_type in flops)
+    assert sum(flops[op_type] for op_type in flops if main_type(op_type) in types | fused) == expected, flops

@@ -11,6 +11,7 @@ import epl
 from tests.parallel.in_process import Linear, error_text
 from tests.profiler.event_files import steps, values
 from tests.profiler.models import estimator
+from tests.tensorflows import WITH_ESTIMATOR
 
 
 def train(hook, runs=4, model=None, pauses_s=()):
@@ -144,6 +145,7 @@ def test_a_hook_that_writes_nowhere_is_refused():
     assert "peak_flops of StepStatsHook is 0" in error_text(epl.StepStatsHook, "logs", peak_flops=0)
 
 
+@WITH_ESTIMATOR
 def test_an_estimator_takes_the_hook(init, tmp_path):
     init(2)
     hook = epl.StepStatsHook(str(tmp_path / "stats"), samples_per_run=8, save_steps=2)

@@ -244,8 +244,9 @@ def _pool(node: tf.NodeDef, inputs: Types, outputs: Types) -> float:
 
 
 def _pool_gradient(node: tf.NodeDef, inputs: Types, outputs: Types) -> float:
-    """Distributes the gradient, the last input, over each window."""
-    return _pool(node, outputs, inputs[-1:])
+    """Distributes the gradient over each window. Kernels of oneDNN take another input after it."""
+    gradient = 2 if node.op.startswith("Max") else 1
+    return _pool(node, outputs, inputs[gradient : gradient + 1])
 
 
 def _update(count: float) -> Flops:
