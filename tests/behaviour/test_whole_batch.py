@@ -278,7 +278,7 @@ RECOMPUTED = {"gradient_checkpoint__type": "auto"}
 def test_losses_with_recomputation(oracle: Oracle, topology: Any, config: Dict[str, Any]) -> None:
     losses = MIXING if not config else [masked, nt_xent, barlow_twins, hard_triplets, two_terms]
     answers = _compare(oracle, topology, losses, EXACT, **RECOMPUTED, **config)
-    assert all(min(answer.results["recomputed"]) > 0 for answer in answers)
+    assert all(np.count_nonzero(answer.results["recomputed"]) >= len(losses) - 1 for answer in answers)
 
 
 @pytest.mark.parametrize(

@@ -40,16 +40,19 @@ def run(rewrite: RewriteContext) -> None:
     backward = view.descendants(forward).intersection(find_markers(view, BACKWARD))
     for direction, markers in (("forward", forward), ("backward", backward)):
         for stage, ops in of_all_rows.by_stage(rewrite, view, markers).items():
-            made = [_put(rewrite, name, direction, stage) for name in ops]
+            made = [_put(rewrite, name, number, direction, stage) for number, name in enumerate(ops)]
             _order(rewrite, view, [view.index[name] for name in ops], made, direction, stage)
 
 
-def _put(rewrite: RewriteContext, name: str, direction: str, stage: int) -> tf.Operation:
-    """Puts the sums of all rows in place of a replica's, or the gradients by them; returns the collective."""
+def _put(rewrite: RewriteContext, name: str, number: int, direction: str, stage: int) -> tf.Operation:
+    """Puts the sums of all rows in place of a replica's, or the gradients by them; returns the collective.
+
+    Its key has its number on its communicator: names of ops may differ between workers.
+    """
     communicator = rewrite.communicator(batch_norm_communicator(rewrite.plan, direction, stage), stage)
 
     def exchange(sums: tf.Tensor) -> tf.Tensor:
-        return communicator.all_reduce(sums, rewrite.base_rank, f"batch norm {name}")
+        return communicator.all_reduce(sums, rewrite.base_rank, f"batch norm {number}")
 
     if direction == "forward":
         return of_all_rows.put(rewrite, name, "batch_norm", exchange, stage)

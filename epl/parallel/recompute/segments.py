@@ -34,14 +34,15 @@ class BackwardPass(NamedTuple):
     """A backward pass and the forward pass that it needs.
 
     Attributes:
-      forward: the nodes of the forward pass, each after its producers; those that TensorFlow adds for the backward pass
-        (shapes, masks) are at the end.
+      forward: the nodes of the forward pass, each after its producers.
+      prepared: those of them that TensorFlow adds for the backward pass (shapes, masks): no objective needs them.
       nodes: the nodes of the backward pass; they depend on the gradient of the objective.
       seeds: the nodes where the backward pass begins.
       ys: the nodes of the objective.
     """
 
     forward: List[int]
+    prepared: Set[int]
     nodes: Set[int]
     seeds: List[int]
     ys: List[int]
@@ -76,7 +77,8 @@ def find_backward_pass(view: GraphView, ys: Iterable[int], seeds: Iterable[int],
     needed = view.ancestors({producer for end in ends for producer in view.producers[end]})
     backward = view.descendants(seeds) & needed
     forward = [node for node in data_order(view) if node in needed and node not in backward]
-    return BackwardPass(forward, backward, seeds, sorted(ys))
+    ys = sorted(ys)
+    return BackwardPass(forward, set(forward) - view.ancestors(ys), backward, seeds, ys)
 
 
 # ---- What may be recomputed

@@ -205,6 +205,12 @@ class _Wholes(Wholes):
             {(nodes[node].name, output, dim): count for ((node, output), dim), count in self._counts.items()},
         )
 
+    def whole(self, output: Output, now: Values) -> tf.Tensor:
+        """In the stage of what a replica has."""
+        op = self._tf_graph.get_operation_by_name(self._view.nodes[output[0]].name)
+        with in_taskgraph(op.graph, taskgraph_index(op)):
+            return super().whole(output, now)
+
     def _sum(self, values: Values) -> tf.Tensor:
         return markers.marked(values[0], markers.SUMS)
 
