@@ -59,6 +59,7 @@ def test_recomputation(oracle: Oracle, topology: Tuple[int, int], norm: str, con
         ((2, 1), "half_frozen", {}),
         ((2, 2), "layers", {"shares": (4, 1, 2, 1)}),
         ((2, 1), "layers", {"zero__level": "v1", "shares": (5, 3), **RECOMPUTED}),
+        ((2, 1), "layers", {"change": "clipped", "communication__clip_after_allreduce": True}),
     ],
     ids=str,
 )

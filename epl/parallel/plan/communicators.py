@@ -71,7 +71,9 @@ def _of_rows(
 ) -> List[Tuple[str, List[int]]]:
     """The communicators of what is of all rows, in the stages that have it."""
     stages = () if planned is None else planned.stages
-    return [(name(plan, way, stage), ranks_of_stage(plan, stage)) for stage in stages for way in ("forward", "backward")]
+    return [
+        (name(plan, way, stage), ranks_of_stage(plan, stage)) for stage in stages for way in ("forward", "backward")
+    ]
 
 
 def whole_batch_communicator(plan: Plan, direction: str, stage: int) -> str:

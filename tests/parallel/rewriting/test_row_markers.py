@@ -59,7 +59,9 @@ def test_recomputation_exchanges_nothing_twice(
     assert found[0] == found[1] and len(found[0]) > 4
 
 
-@pytest.mark.parametrize("name,loss,config", [("batch_norm.sync", of_moments, SYNC), ('replicate.batch "all"', of_pairs, ALL)])
+@pytest.mark.parametrize(
+    "name,loss,config", [("batch_norm.sync", of_moments, SYNC), ('replicate.batch "all"', of_pairs, ALL)]
+)
 def test_a_split_is_refused(init: Any, name: str, loss: Callable[..., Any], config: Dict[str, Any]) -> None:
     init(2, annotate=False, cluster__colocate_split_and_replicate=True, **config)
     x = tf.placeholder(tf.float32, [None, 2, 2, 3])

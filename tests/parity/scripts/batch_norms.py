@@ -6,7 +6,7 @@ import numpy as np
 import tensorflow.compat.v1 as tf
 
 from tests.parity.context import GLOBAL_BATCH, STEPS, Context
-from tests.parity.scripts.accumulation import Training
+from tests.parity.scripts.accumulation import CHANGES, Training
 from tests.parity.scripts.data import CLASSES, FEATURES, samples
 from tests.parity.scripts.uneven import cut
 
@@ -108,6 +108,7 @@ def train(
     reversed_rows: bool = False,
     steps: int = 1,
     shown: bool = False,
+    change: str = "",
     **config: Any,
 ) -> None:
     """Trains in a plain session, with momentum.
@@ -121,6 +122,7 @@ def train(
       reversed_rows: each batch has its rows in reverse order, which means the same.
       steps: runs of a training step.
       shown: the first worker alone builds a summary of moments, before the model.
+      change: of CHANGES, what is done to gradients before they are applied.
       config: of EPL.
     """
     if shares:
@@ -136,7 +138,10 @@ def train(
     _, update = tf.metrics.mean(loss)
     by_rows = tf.gradients(loss, x)[0] if alone else None
     global_step = tf.train.get_or_create_global_step()
-    training = Training(ctx, steps, [loss], tf.train.MomentumOptimizer(0.1, 0.9), global_step=global_step)
+    changes = CHANGES[change] if change else None
+    training = Training(
+        ctx, steps, [loss], tf.train.MomentumOptimizer(0.1, 0.9), change=changes, global_step=global_step
+    )
     if ctx.planned and shares:
         import epl
 
