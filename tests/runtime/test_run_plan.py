@@ -197,7 +197,8 @@ def test_a_run_that_shows_a_value_of_micro_batches_takes_none_of_other_rows(init
         hidden = tf.tanh(tf.layers.dense(tf.layers.batch_normalization(hidden, training=True), 3))
         loss = tf.sqrt(tf.reduce_mean(tf.square(tf.layers.dense(hidden, 1))))
     _, metric = tf.metrics.mean(loss)
-    train_op = tf.train.GradientDescentOptimizer(0.1).minimize(loss)
+    with tf.control_dependencies(tf.get_collection(tf.GraphKeys.UPDATE_OPS)):
+        train_op = tf.train.GradientDescentOptimizer(0.1).minimize(loss)
     planner = RunPlanner(rewritten())
     for asked in (loss, metric):
         assert not planner.plan_run([asked], [], [x]).is_collective
