@@ -11,7 +11,7 @@ from epl.parallel.rewriting.row_markers import find_markers
 from epl.parallel.whole_batch import markers
 from tests.behaviour.small import error_of
 from tests.parity.context import STEPS, Context
-from tests.parity.oracle import NOT_OF_ONE_DEVICE, Oracle, compare, topology_name
+from tests.parity.oracle import NOT_OF_ONE_DEVICE, Oracle, check_told, compare, topology_name
 from tests.parity.pool import Answer
 from tests.parity.scripts import pipelines
 from tests.parity.scripts.accumulation import Training
@@ -240,6 +240,7 @@ def _compare(oracle: Oracle, topology: Any, losses: List[Loss], tolerance: float
                 if not difference <= tolerance:
                     problems.append(f"worker {worker}: {name}: {what} differs by {difference:.3g}")
     assert not problems, "\n".join(problems)
+    check_told(answers)
     return answers
 
 
