@@ -67,7 +67,6 @@ BETWEEN_FEATURES = {
     ("amp", "accumulation"): "a step whose gradients overflow leaves the sums of accumulation alone",
     ("pipeline", "replication"): "micro batches sum gradients and merge outputs as replicas do",
     ("strategy", "auto_partition"): "blocks of a strategy are marked as stages are",
-    ("whole_batch", "accumulation"): "it is refused with gradients of several runs",
     ("whole_batch", "replication"): "where rows begin, and how wholes of values are built",
     ("replication", "accumulation"): "replicas agree on the accumulation step before they reduce",
 }

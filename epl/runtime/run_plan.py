@@ -350,6 +350,8 @@ class RunPlanner:
         if in_all_micro_batches:
             later = self._later_micro_batches((asked.needed & rewrite.writes) | asked.in_micro_batches)
         needed = asked.needed | view.ancestors(later, asked.idle.__contains__)
+        if self._by_hand & asked.idle:
+            needed -= self._of_all_rows
         merged = {t.name: rewrite.merged[t.name] for t in asked.fetches if t.name in rewrite.merged} if merges else {}
         merged = {name: sibling for name, sibling in merged.items() if name not in asked.fed}
         shown = {rewrite.merged[name] for node, name in rewrite.summarized.items() if node in needed}

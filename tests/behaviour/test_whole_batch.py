@@ -7,10 +7,14 @@ import pytest
 import tensorflow.compat.v1 as tf
 
 from epl.ir.view import GraphView
+from epl.parallel.rewriting.row_markers import find_markers
 from epl.parallel.whole_batch import markers
 from tests.behaviour.small import error_of
 from tests.parity.context import STEPS, Context
-from tests.parity.oracle import NOT_OF_ONE_DEVICE, Oracle, topology_name
+from tests.parity.oracle import NOT_OF_ONE_DEVICE, Oracle, check_told, compare, topology_name
+from tests.parity.pool import Answer
+from tests.parity.scripts import pipelines
+from tests.parity.scripts.accumulation import Training
 from tests.parity.scripts.data import CLASSES, FEATURES, samples
 
 TOPOLOGIES = [(2, 1), (2, 2), pytest.param((1, 4), marks=pytest.mark.long)]
@@ -199,23 +203,26 @@ NOT_MIXING: List[Loss] = [mean_of_rows, tf_losses, divided_by_rows, divided_by_t
 # ---- Scripts.
 
 
-def _train(ctx: Context, losses: List[str], dtype: str = "float64", reads: bool = False, **config: Any) -> None:
-    """Trains a model for each loss, one after the other."""
+def _train(
+    ctx: Context, losses: List[str], dtype: str = "float64", reads: bool = False, steps: int = 1, **config: Any
+) -> None:
+    """Trains a model for each loss, one after the other, with so many runs of a training step."""
     for name in losses:
         tf.reset_default_graph()
-        ctx.init(replicate__batch="all", **config)
+        ctx.init(replicate__batch="all", pipeline__num_micro_batch=steps, **config)
         model = Model(ctx, dtype, reads)
         loss = globals()[name](model)
-        train_op = tf.train.MomentumOptimizer(0.05, 0.9).minimize(loss)
+        training = Training(ctx, steps, [loss], tf.train.MomentumOptimizer(0.05, 0.9))
         with tf.Session() as sess:
             sess.run(tf.global_variables_initializer())
-            values = [sess.run([loss, train_op], model.feed(ctx, step))[0] for step in range(STEPS)]
+            values = [training.run(sess, loss, model.feed(ctx, step)) for step in range(STEPS)]
             ctx.record(**{f"{name}/loss": values})
+            ctx.record(recomputed=sum("EPL_RECOMPUTE/" in op.name for op in sess.graph.get_operations()))
             ctx.record_variables(sess)
             ctx.record(**{f"{name}/variables": ctx.results["variables"] + ctx.results.get("replicas", [])})
 
 
-def _compare(oracle: Oracle, topology: Any, losses: List[Loss], tolerance: float, **arguments: Any) -> None:
+def _compare(oracle: Oracle, topology: Any, losses: List[Loss], tolerance: float, **arguments: Any) -> List[Answer]:
     names = [one.__name__ for one in losses]
     (plain,) = [oracle.plain(_train, losses=names, **arguments).results]
     problems = []
@@ -233,6 +240,8 @@ def _compare(oracle: Oracle, topology: Any, losses: List[Loss], tolerance: float
                 if not difference <= tolerance:
                     problems.append(f"worker {worker}: {name}: {what} differs by {difference:.3g}")
     assert not problems, "\n".join(problems)
+    check_told(answers)
+    return answers
 
 
 def test_losses_that_mix_rows_are_of_all_rows(oracle: Oracle) -> None:
@@ -254,11 +263,70 @@ def test_losses_with_parts_of_slots_and_unequal_rows(oracle: Oracle, config: Dic
     _compare(oracle, (1, 2), [focal, clip, picked_rows, two_terms], EXACT, **config)
 
 
-@pytest.mark.parametrize("topology,half,tolerance", [((1, 2), "float16", 4e-3), ((2, 1), "bfloat16", 3e-2)], ids=str)
-def test_losses_in_mixed_precision(oracle: Oracle, topology: Any, half: str, tolerance: float) -> None:
+RECOMPUTED = {"gradient_checkpoint__type": "auto"}
+
+
+@pytest.mark.parametrize(
+    "topology,config",
+    [
+        ((1, 2), {}),
+        ((2, 1), {"reads": True, "gradient_checkpoint__check_gradients": True}),
+        ((2, 2), {"reads": True, "zero__level": "v0"}),
+        ((1, 2), {"auto__balance": "5:3", "zero__level": "v1"}),
+    ],
+    ids=str,
+)
+def test_losses_with_recomputation(oracle: Oracle, topology: Any, config: Dict[str, Any]) -> None:
+    losses = MIXING if not config else [masked, nt_xent, barlow_twins, hard_triplets, two_terms]
+    answers = _compare(oracle, topology, losses, EXACT, **RECOMPUTED, **config)
+    assert all(np.count_nonzero(answer.results["recomputed"]) >= len(losses) - 1 for answer in answers)
+
+
+@pytest.mark.parametrize(
+    "topology,config",
+    [((1, 2), {}), ((2, 1), {"reads": True, **RECOMPUTED}), ((1, 2), {"auto__balance": "5:3", "zero__level": "v1"})],
+    ids=str,
+)
+def test_losses_of_micro_steps(oracle: Oracle, topology: Any, config: Dict[str, Any]) -> None:
+    losses = [masked, sum_of_rows, nt_xent, barlow_twins, hard_triplets, counted, two_terms]
+    _compare(oracle, topology, losses, EXACT, steps=3, **config)
+
+
+@pytest.mark.parametrize(
+    "topology,shape,config",
+    [
+        ((1, 4), {"stages": 2, "micro_batches": 4, "replicas": 2}, {}),
+        ((2, 2), {"stages": 2, "micro_batches": 2, "replicas": 1}, {"zero__level": "v1"}),
+        ((1, 4), {"stages": 2, "micro_batches": 2, "replicas": 2, "schedule": "PreferForward"}, RECOMPUTED),
+    ],
+    ids=str,
+)
+def test_losses_of_pipelines(oracle: Oracle, topology: Any, shape: Dict[str, Any], config: Dict[str, Any]) -> None:
+    """As one device that accumulates over micro batches of the rows of all replicas."""
+    model = {"name": "contrast", "dtype": "float64"}
+    replicas = topology[0] * shape["replicas"]
+    reference = oracle.plain(
+        pipelines.accumulated, micro_batches=shape["micro_batches"], replicas=replicas, joined=True, **model
+    )
+    answers = oracle.plan(topology, pipelines.train, replicate__batch="all", **model, **shape, **config)
+    compare(reference, answers, EXACT)
+
+
+@pytest.mark.parametrize(
+    "topology,half,tolerance,config",
+    [
+        ((1, 2), "float16", 4e-3, {}),
+        ((2, 1), "bfloat16", 3e-2, {}),
+        ((2, 1), "float16", 4e-3, {"steps": 3, **RECOMPUTED}),
+    ],
+    ids=str,
+)
+def test_losses_in_mixed_precision(
+    oracle: Oracle, topology: Any, half: str, tolerance: float, config: Dict[str, Any]
+) -> None:
     """As near to float32 as mixed precision on one device is; the losses of each replica are further off."""
     losses = [masked, nt_xent, picked_rows, normalized, two_terms]
-    _compare(oracle, topology, losses, tolerance, dtype="float32", amp__level="O1", amp__dtype=half)
+    _compare(oracle, topology, losses, tolerance, dtype="float32", amp__level="O1", amp__dtype=half, **config)
 
 
 # ---- What is built, and said.
@@ -327,7 +395,7 @@ def _twice(ctx: Context) -> None:
         sess.run(tf.global_variables_initializer())
         for step in range(STEPS):
             ctx.record(losses=sess.run([(train_op, other_op)[step % 2], *losses], model.feed(ctx, step))[1:])
-        ctx.record(sums=len(markers.find_markers(GraphView(sess.graph), markers.SUMS)))
+        ctx.record(sums=len(find_markers(GraphView(sess.graph), markers.SUMS)))
         ctx.record_variables(sess)
 
 
@@ -346,8 +414,6 @@ def test_losses_that_share_ops_share_what_is_of_all_rows(oracle: Oracle) -> None
 
 def _refused(ctx: Context, what: str) -> None:
     config = {
-        "recomputed": {"gradient_checkpoint__type": "auto"},
-        "accumulated": {"pipeline__num_micro_batch": 2},
         "of_sums": {"communication__gradients_reduce_method": "sum"},
         "offloaded": {"offload__level": "v0"},
         "weights_in_parts": {"zero__level": "v2"},
@@ -383,8 +449,6 @@ def _refused(ctx: Context, what: str) -> None:
 
 
 REFUSED = {
-    "recomputed": 'not available yet: replicate.batch "all" with gradient_checkpoint.type',
-    "accumulated": 'not available yet: replicate.batch "all" with pipeline.num_micro_batch',
     "of_sums": 'not available yet: replicate.batch "all" with communication.gradients_reduce_method',
     "offloaded": 'not available yet: replicate.batch "all" with offload.level',
     "weights_in_parts": 'not available yet: replicate.batch "all" with zero.level',

@@ -6,14 +6,15 @@ from typing import Any, Dict, Tuple
 import numpy as np
 import pytest
 
-from tests.parity.oracle import Oracle, check_told, compare_with_noise, every_topology, replica_differences
-from tests.parity.scripts import batch_norms
+from tests.parity.oracle import Oracle, check_told, compare, compare_with_noise, every_topology, replica_differences
+from tests.parity.scripts import batch_norms, pipelines
 from tests.tensorflows import ONLY_1
 
 EXACT = 1e-12
 SINGLE = 1e-6  # metrics of TensorFlow are kept in float32
 NORMS = [pytest.param(name, marks=ONLY_1) if "contrib" in name else name for name in sorted(batch_norms.NORMS)]
 SYNC = {"batch_norm__sync": True}
+RECOMPUTED = {"gradient_checkpoint__type": "auto"}
 
 
 @pytest.mark.grid
@@ -33,11 +34,79 @@ def test_optimizer_states_in_parts(oracle: Oracle, level: str) -> None:
     oracle.check((2, 2), batch_norms.train, norm="layers", tolerance=EXACT, zero__level=level, **SYNC)
 
 
+@pytest.mark.parametrize(
+    "topology,norm,config",
+    [
+        ((1, 2), "layers", {}),
+        ((2, 1), "chosen", {}),
+        ((2, 1), "keras", {"gradient_checkpoint__type": "collection"}),
+        ((1, 2), "layers", {"shares": (5, 3), "zero__level": "v1"}),
+        ((2, 2), "layers", {"zero__level": "v0"}),
+        ((2, 1), "layers", {"gradient_checkpoint__check_gradients": True}),
+    ],
+    ids=str,
+)
+def test_recomputation(oracle: Oracle, topology: Tuple[int, int], norm: str, config: Dict[str, Any]) -> None:
+    arguments = {**RECOMPUTED, **config, **SYNC}
+    answers = oracle.check(topology, batch_norms.train, norm=norm, tolerance=EXACT, **arguments)
+    assert all(answer.results["recomputed"][0] > 0 for answer in answers)
+
+
+@pytest.mark.parametrize(
+    "topology,norm,config",
+    [
+        ((1, 2), "layers", {}),
+        ((2, 1), "half_frozen", {}),
+        ((2, 2), "layers", {"shares": (4, 1, 2, 1)}),
+        ((2, 1), "layers", {"zero__level": "v1", "shares": (5, 3), **RECOMPUTED}),
+        ((2, 1), "layers", {"change": "clipped", "communication__clip_after_allreduce": True}),
+    ],
+    ids=str,
+)
+def test_accumulation(oracle: Oracle, topology: Tuple[int, int], norm: str, config: Dict[str, Any]) -> None:
+    oracle.check(topology, batch_norms.train, norm=norm, steps=3, tolerance=EXACT, **config, **SYNC)
+
+
+@pytest.mark.parametrize(
+    "topology,shape,config",
+    [
+        ((1, 4), {"stages": 2, "micro_batches": 4, "replicas": 2}, {}),
+        ((1, 4), {"stages": 2, "micro_batches": 4, "replicas": 2, "schedule": "PreferForward"}, RECOMPUTED),
+        ((2, 2), {"stages": 2, "micro_batches": 2, "replicas": 1}, {"zero__level": "v1"}),
+        ((2, 2), {"stages": 4, "micro_batches": 4, "replicas": 1, "interleaved": True}, RECOMPUTED),
+    ],
+    ids=str,
+)
+def test_pipelines(oracle: Oracle, topology: Tuple[int, int], shape: Dict[str, Any], config: Dict[str, Any]) -> None:
+    """As one device that accumulates over micro batches of the rows of all replicas."""
+    model = {"name": "cnn", "dtype": "float64"}
+    replicas = topology[0] * shape["replicas"]
+    reference = oracle.plain(
+        pipelines.accumulated, micro_batches=shape["micro_batches"], replicas=replicas, joined=True, **model
+    )
+    answers = oracle.plan(topology, pipelines.train, **model, **shape, **config, **SYNC)
+    compare(reference, answers, EXACT)
+    assert "from the rows of each micro batch, one after the other" in answers[0].log
+    assert "the copies differ" not in answers[0].log
+
+
+def test_a_summary_of_one_worker_is_no_other_model(oracle: Oracle) -> None:
+    oracle.check((2, 1), batch_norms.train, norm="moments", shown=True, tolerance=EXACT, **SYNC)
+
+
 @pytest.mark.grid
 @pytest.mark.parametrize("norm", ["chosen", "layers"])
 @every_topology
 def test_a_worker_that_evaluates_alone_waits_for_no_other(oracle: Oracle, topology: Tuple[int, int], norm: str) -> None:
-    alone = {"norm": norm, "alone": True}
+    check_alone(oracle, topology, norm)
+
+
+def test_a_worker_that_evaluates_between_micro_steps_waits_for_no_other(oracle: Oracle) -> None:
+    check_alone(oracle, (2, 1), "chosen", steps=4, **RECOMPUTED)
+
+
+def check_alone(oracle: Oracle, topology: Tuple[int, int], norm: str, **config: Any) -> None:
+    alone = {"norm": norm, "alone": True, **config}
     answers = oracle.check(topology, batch_norms.train, tolerance=EXACT, **alone, **SYNC)
     plain = oracle.plain(batch_norms.train, **alone).results
     for name, tolerance in (("evaluated", EXACT), ("metric", SINGLE)):
@@ -65,16 +134,27 @@ def test_fused_layers(oracle: Oracle, topology: Tuple[int, int], norm: str) -> N
     check_fused(oracle, topology, norm=norm)
 
 
-def test_fused_layers_on_replicas_of_unequal_rows(oracle: Oracle) -> None:
-    check_fused(oracle, (2, 2), norm="fused", shares=(4, 1, 2, 1))
+@pytest.mark.parametrize("config", [{}, RECOMPUTED, {"steps": 3, **RECOMPUTED}], ids=str)
+def test_fused_layers_on_replicas_of_unequal_rows(oracle: Oracle, config: Dict[str, Any]) -> None:
+    check_fused(oracle, (2, 2), norm="fused", shares=(4, 1, 2, 1), **config)
 
 
 @pytest.mark.parametrize(
-    "norm,topology,half", [("layers", (1, 2), "float16"), ("fused", (2, 1), "float16"), ("layers", (2, 1), "bfloat16")]
+    "norm,topology,half,config",
+    [
+        ("layers", (1, 2), "float16", {}),
+        ("fused", (2, 1), "float16", {}),
+        ("layers", (2, 1), "bfloat16", {}),
+        ("layers", (2, 1), "float16", RECOMPUTED),
+        ("fused", (1, 2), "float16", {"steps": 3, **RECOMPUTED}),
+    ],
+    ids=str,
 )
-def test_mixed_precision(oracle: Oracle, norm: str, topology: Tuple[int, int], half: str) -> None:
+def test_mixed_precision(
+    oracle: Oracle, norm: str, topology: Tuple[int, int], half: str, config: Dict[str, Any]
+) -> None:
     """As near to one device in mixed precision as that is to float32; statistics of each replica are 4e-2 off."""
-    arguments = {"norm": norm, "dtype": "float32", "amp__level": "O1", "amp__dtype": half}
+    arguments = {"norm": norm, "dtype": "float32", "amp__level": "O1", "amp__dtype": half, **config}
     (one,) = oracle.plan((1, 1), batch_norms.train, **arguments)
     answers = oracle.plan(topology, batch_norms.train, **arguments, **SYNC)
     losses = np.mean([answer.results["loss"] for answer in answers], axis=0)
@@ -84,18 +164,6 @@ def test_mixed_precision(oracle: Oracle, norm: str, topology: Tuple[int, int], h
         np.testing.assert_allclose(seen[name], expected[name], rtol=0, atol=2e-3 * np.abs(expected[name]).max())
     assert not replica_differences(answers)
     check_told(answers)
-
-
-@pytest.mark.parametrize(
-    "config,word",
-    [
-        ({"gradient_checkpoint__type": "auto"}, "gradient_checkpoint.type"),
-        ({"pipeline__num_micro_batch": 2}, "pipeline.num_micro_batch"),
-    ],
-)
-def test_what_is_not_proved_is_refused(oracle: Oracle, config: Dict[str, Any], word: str) -> None:
-    (answer,) = oracle.failing_plan((1, 2), batch_norms.train, norm="layers", **SYNC, **config)
-    assert f"not available yet: batch_norm.sync with {word}" in (answer.error or "")
 
 
 @pytest.mark.parametrize(

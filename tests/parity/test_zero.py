@@ -201,10 +201,15 @@ def test_as_data_parallelism(oracle: Oracle, topology: Topology, level: str, con
             np.testing.assert_allclose(value, expected[name], rtol=0.0, atol=2e-6 * scale, err_msg=name)
 
 
-@pytest.mark.parametrize("topology,overflow,level", [((1, 2), 3, "v1"), ((2, 1), -1, "v1"), ((1, 2), 3, "v2")], ids=str)
-def test_mixed_precision(oracle: Oracle, topology: Topology, overflow: int, level: str) -> None:
+@pytest.mark.parametrize(
+    "topology,overflow,level,recomputed",
+    [((1, 2), 3, "v1", ""), ((2, 1), -1, "v1", ""), ((1, 2), 3, "v2", ""), ((2, 1), 3, "v1", "auto")],
+    ids=str,
+)
+def test_mixed_precision(oracle: Oracle, topology: Topology, overflow: int, level: str, recomputed: str) -> None:
     expected = oracle.plan((1, 1), amp.train, name="layers", parts=2, overflow_at=overflow)[0]
-    answers = oracle.plan(topology, amp.train, name="layers", overflow_at=overflow, zero__level=level)
+    config = {"zero__level": level, "gradient_checkpoint__type": recomputed}
+    answers = oracle.plan(topology, amp.train, name="layers", overflow_at=overflow, **config)
     compare(expected, answers, 2e-6)
 
 

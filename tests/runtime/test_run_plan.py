@@ -182,3 +182,24 @@ def test_a_run_that_writes_metrics_alone_takes_no_statistics_of_other_rows(init)
     planner = RunPlanner(rewritten())
     assert not planner.plan_run([metric], [], {}).is_collective
     assert planner.plan_run([metric], averages, {}).is_collective
+
+
+@pytest.mark.parametrize("key", ["batch_norm__sync", "replicate__batch"])
+@pytest.mark.parametrize("stages,recomputed", [(1, "auto"), (2, ""), (2, "auto")])
+def test_a_run_that_shows_a_value_of_micro_batches_takes_none_of_other_rows(init, key, stages, recomputed):
+    config = {key: {"batch_norm__sync": True, "replicate__batch": "all"}[key]}
+    init(2 * stages, annotate=False, pipeline__num_micro_batch=2, gradient_checkpoint__type=recomputed, **config)
+    x = tf.placeholder(tf.float32, [None, 3])
+    with epl.replicate(1) as first:
+        hidden = tf.tanh(tf.layers.dense(x, 3))
+        hidden = tf.tanh(tf.layers.dense(tf.layers.batch_normalization(hidden, training=True), 3))
+    with epl.replicate(1) if stages == 2 else first:
+        hidden = tf.tanh(tf.layers.dense(tf.layers.batch_normalization(hidden, training=True), 3))
+        loss = tf.sqrt(tf.reduce_mean(tf.square(tf.layers.dense(hidden, 1))))
+    _, metric = tf.metrics.mean(loss)
+    with tf.control_dependencies(tf.get_collection(tf.GraphKeys.UPDATE_OPS)):
+        train_op = tf.train.GradientDescentOptimizer(0.1).minimize(loss)
+    planner = RunPlanner(rewritten())
+    for asked in (loss, metric):
+        assert not planner.plan_run([asked], [], [x]).is_collective
+    assert planner.plan_run([loss], [train_op], [x]).is_collective

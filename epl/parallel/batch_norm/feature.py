@@ -8,6 +8,7 @@ from epl.parallel.batch_norm import sites, synchronise
 from epl.parallel.feature import Feature
 from epl.parallel.plan.replica_groups import replica_groups
 from epl.parallel.plan.sections import BatchNormSection
+from epl.parallel.plan.stages import stages_of_nodes
 from epl.parallel.rewriting.context import RewriteContext
 from epl.utils.errors import NotAvailableError
 
@@ -19,23 +20,17 @@ class BatchNormFeature(Feature):
     passes = (synchronise.PASS,)
 
     def plan(self, rewrite: RewriteContext) -> Optional[BatchNormSection]:
-        """Which ops take statistics of all rows."""
+        """Which ops take statistics of all rows.
+
+        Raises:
+          NotAvailableError: they are not proved with what the model has besides.
+        """
         if rewrite.world_size == 1 or not rewrite.config.batch_norm.sync:
             return None
-        _refuse(rewrite)
-        ops = sites.find_synced(rewrite, GraphView(rewrite.tf_graph))
-        return BatchNormSection(ops) if ops else None
-
-
-def _refuse(rewrite: RewriteContext) -> None:
-    """Raises NotAvailableError for what statistics of all rows are not proved with."""
-    config = rewrite.config
-    beside = {
-        "several stages": len(rewrite.plan.stages) > 1,
-        "epl.split": replica_groups(rewrite.graph) is not None,
-        "pipeline.num_micro_batch": config.pipeline.num_micro_batch > 1,
-        "gradient_checkpoint.type": bool(config.gradient_checkpoint.type),
-    }
-    asked = [what for what, is_asked in beside.items() if is_asked]
-    if asked:
-        raise NotAvailableError(f"batch_norm.sync with {asked[0]}", "Leave one of the two out.")
+        if replica_groups(rewrite.graph) is not None:
+            raise NotAvailableError("batch_norm.sync with epl.split", "Leave one of the two out.")
+        view = GraphView(rewrite.tf_graph)
+        ops = sites.find_synced(rewrite, view)
+        of_nodes = stages_of_nodes(view, rewrite.plan.stages)
+        stages = sorted({of_nodes[view.index[op]] for op in ops})
+        return BatchNormSection(ops, tuple(stages)) if ops else None

@@ -1,6 +1,6 @@
 """Where a model takes statistics over the rows of a batch: marked sums; other FusedBatchNorm ops, which are refused."""
 
-from typing import List, Set, Tuple
+from typing import Set, Tuple
 
 import tensorflow.compat.v1 as tf
 
@@ -8,18 +8,13 @@ from epl.ir.control_flow import run_order
 from epl.ir.gradient_boundary import boundary_nodes
 from epl.ir.view import GraphView
 from epl.parallel.batch_norm.fused import OWN_STATISTICS
-from epl.parallel.batch_norm.sums import FORWARD, SUMS_ATTR
+from epl.parallel.batch_norm.sums import FORWARD
 from epl.parallel.rewriting.context import RewriteContext
+from epl.parallel.rewriting.row_markers import find_markers
 from epl.parallel.rewriting.training_writes import find_training_writes
 from epl.utils.errors import NotAvailableError
 
 _FUSED = ("FusedBatchNorm", "FusedBatchNormV2", "FusedBatchNormV3")
-
-
-def marked_nodes(view: GraphView, which: bytes) -> List[int]:
-    """The markers of sums, FORWARD or BACKWARD."""
-    marks = view.of_attrs(lambda attrs: attrs[SUMS_ATTR].s if SUMS_ATTR in attrs else b"")
-    return [node for node, mark in enumerate(marks) if mark == which and view.types[node] == "Identity"]
 
 
 def find_synced(rewrite: RewriteContext, view: GraphView) -> Tuple[str, ...]:
@@ -30,7 +25,7 @@ def find_synced(rewrite: RewriteContext, view: GraphView) -> Tuple[str, ...]:
     """
     trained = _trained_nodes(rewrite, view)
     _refuse_fused(view, trained)
-    found = trained.intersection(marked_nodes(view, FORWARD))
+    found = trained.intersection(find_markers(view, FORWARD))
     return tuple(view.nodes[node].name for node in run_order(view) if node in found)
 
 

@@ -1,6 +1,6 @@
 """Sums over the rows of a batch, from which batch norms take mean and variance (`batch_norm.sync`).
 
-They pass two *markers*, identities in the user's graph:
+They pass two markers (`epl/parallel/rewriting/row_markers.py`):
 
     n * mean, sum of (x - mean)^2 + n * mean^2, n --> marker --> mean, variance --> ...
                                    gradient <--  marker  <-- gradient
@@ -14,12 +14,11 @@ from typing import Any, NamedTuple
 import tensorflow.compat.v1 as tf
 
 from epl.env import Env
+from epl.parallel.rewriting.row_markers import marked
 from epl.utils import tf_compat
 from epl.utils.errors import NotAvailableError
 
-# Marks an identity of sums: FORWARD or BACKWARD.
-SUMS_ATTR = "_epl_batch_norm_sums"
-FORWARD, BACKWARD = b"forward", b"backward"
+FORWARD, BACKWARD = b"batch_norm", b"batch_norm_back"  # kinds of markers
 
 _GRADIENTS = {FORWARD: "EplBatchNormSums", BACKWARD: "EplBatchNormSumsGrad"}
 _HALF = (tf.float16, tf.bfloat16)
@@ -83,11 +82,7 @@ def of_all_rows(total: tf.Tensor, squares: tf.Tensor, rows: tf.Tensor) -> Statis
 
 
 def _marked(sums: tf.Tensor, which: bytes) -> tf.Tensor:
-    """An identity of sums, with the attribute that tells the pass what to put in place of them."""
-    with tf.get_default_graph().gradient_override_map({"Identity": _GRADIENTS[which]}):
-        made = tf.identity(sums, "of_all_rows")
-    tf_compat.set_attr(made.op, SUMS_ATTR, tf.AttrValue(s=which))
-    return made
+    return marked(sums, which, _GRADIENTS[which], "of_all_rows")
 
 
 @tf.RegisterGradient("EplBatchNormSums")

@@ -1,6 +1,6 @@
 """The communicators of a plan: their names, ranks and transports."""
 
-from typing import List, Sequence, Tuple
+from typing import Callable, List, Sequence, Tuple, Union
 
 from epl.cluster.cluster import Cluster
 from epl.config.config import Config
@@ -55,7 +55,8 @@ def all_communicators(plan: Plan) -> List[CommunicatorSpec]:
     ranks += [
         (output.communicator, ranks_of_stage(plan, output.stage)) for output in plan.outputs if output.communicator
     ]
-    ranks += _of_batch_norm(plan) + _of_whole_batch(plan)
+    ranks += _of_rows(plan, section(plan, BatchNormSection), batch_norm_communicator)
+    ranks += _of_rows(plan, section(plan, WholeBatchSection), whole_batch_communicator)
     ranks += [(plan.name + PROCESSES + purpose, sorted(set(plan.owners))) for purpose in ("", PART_WRITES)]
     specs = [CommunicatorSpec(name, tuple(owners), transport_of(plan, name)) for name, owners in dict(ranks).items()]
     of_shards = {
@@ -66,26 +67,24 @@ def all_communicators(plan: Plan) -> List[CommunicatorSpec]:
     return specs + [spec for name, stage in of_shards.items() for spec in shard_holders(plan, name, stage).specs()]
 
 
-def _of_batch_norm(plan: Plan) -> List[Tuple[str, List[int]]]:
-    if section(plan, BatchNormSection) is None:
-        return []
-    return [(batch_norm_communicator(plan, way), ranks_of_stage(plan, 0)) for way in ("forward", "backward")]
+def _of_rows(
+    plan: Plan, planned: Union[BatchNormSection, WholeBatchSection, None], name: Callable[[Plan, str, int], str]
+) -> List[Tuple[str, List[int]]]:
+    """The communicators of what is of all rows, in the stages that have it."""
+    stages = () if planned is None else planned.stages
+    return [
+        (name(plan, way, stage), ranks_of_stage(plan, stage)) for stage in stages for way in ("forward", "backward")
+    ]
 
 
-def _of_whole_batch(plan: Plan) -> List[Tuple[str, List[int]]]:
-    if section(plan, WholeBatchSection) is None:
-        return []
-    return [(whole_batch_communicator(plan, way), ranks_of_stage(plan, 0)) for way in ("forward", "backward")]
+def whole_batch_communicator(plan: Plan, direction: str, stage: int) -> str:
+    """The communicator of losses of all rows in a stage, "forward" or "backward"."""
+    return f"{plan.name}/whole_batch/{stage}/{direction}"
 
 
-def whole_batch_communicator(plan: Plan, direction: str) -> str:
-    """The communicator of losses of all rows, "forward" or "backward"."""
-    return f"{plan.name}/whole_batch/{direction}"
-
-
-def batch_norm_communicator(plan: Plan, direction: str) -> str:
-    """The communicator of batch norms, "forward" or "backward"."""
-    return f"{plan.name}/batch_norm/{direction}"
+def batch_norm_communicator(plan: Plan, direction: str, stage: int) -> str:
+    """The communicator of the batch norms of a stage, "forward" or "backward"."""
+    return f"{plan.name}/batch_norm/{stage}/{direction}"
 
 
 def is_of_writes(plan: Plan, communicator: str) -> bool:

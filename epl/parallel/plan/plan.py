@@ -5,9 +5,17 @@ import re
 from typing import List, NamedTuple, Optional, Sequence, Tuple, Type, TypeVar
 
 from epl.parallel.plan import values
-from epl.parallel.plan.sections import PartitionSection, RecomputeSection, Section, SplitSection
+from epl.parallel.plan.sections import (
+    BatchNormSection,
+    PartitionSection,
+    RecomputeSection,
+    Section,
+    SplitSection,
+    WholeBatchSection,
+)
 
 _Section = TypeVar("_Section")
+_WITH_NAMES = (PartitionSection, SplitSection, RecomputeSection, BatchNormSection, WholeBatchSection)  # of ops
 _TASK = re.compile(r"/task:(\d+)/")
 
 
@@ -209,10 +217,7 @@ def plan_hash(plan: Plan) -> str:
 
 def compared(plan: Plan) -> Plan:
     """The plan without names of ops, which may differ between processes: a summary of one worker shifts them."""
-    sections = tuple(
-        one.without_names() if isinstance(one, (PartitionSection, SplitSection, RecomputeSection)) else one
-        for one in plan.features
-    )
+    sections = tuple(one.without_names() if isinstance(one, _WITH_NAMES) else one for one in plan.features)
     return plan._replace(features=sections)
 
 

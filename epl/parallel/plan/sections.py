@@ -329,13 +329,15 @@ class BatchNormSection(NamedTuple):
 
     Attributes:
       ops: the names of the ops that hold sums over the rows of a batch, in the order in which they run.
+      stages: those that have such ops.
     """
 
     ops: Tuple[str, ...]
+    stages: Tuple[int, ...]
 
     def without_names(self) -> "BatchNormSection":
         """The same with numbers in place of names of ops."""
-        return BatchNormSection(tuple(str(number) for number in range(len(self.ops))))
+        return self._replace(ops=tuple(str(number) for number in range(len(self.ops))))
 
     def describe(self) -> List[str]:
         """The section in lines for a person."""
@@ -348,10 +350,12 @@ class WholeBatchSection(NamedTuple):
     Attributes:
       ops: the names of the ops that hold what is added up or gathered, in the order in which they run.
       gathers: how many of them hold rows.
+      stages: those that have such ops.
     """
 
     ops: Tuple[str, ...]
     gathers: int
+    stages: Tuple[int, ...]
 
     def without_names(self) -> "WholeBatchSection":
         """The same with numbers in place of names of ops."""

@@ -62,8 +62,7 @@ def choose(
       PlanError: a stage needs more than the budget.
     """
     orders = orders_of(backward, recomputable, stages)
-    prepared = min(backward.seeds)
-    blocks = find_blocks(view, [node for node in backward.forward if node < prepared], costs)
+    blocks = find_blocks(view, [node for node in backward.forward if node not in backward.prepared], costs)
     divisions = {}
     for stage, order in orders.items():
         chain = chain_of(view, backward, recomputable, order, costs)
@@ -73,14 +72,10 @@ def choose(
 
 
 def orders_of(backward: BackwardPass, recomputable: Set[int], stages: Sequence[int]) -> Dict[int, List[int]]:
-    """By stage, the nodes that may be recomputed, in the order of the forward pass.
-
-    Nodes that TensorFlow adds for the backward pass, such as masks, are left out.
-    """
+    """By stage, the nodes that may be recomputed, in the order of the forward pass, but for those in `prepared`."""
     orders: Dict[int, List[int]] = {}
-    prepared = min(backward.seeds)
     for node in backward.forward:
-        if node in recomputable and node < prepared:
+        if node in recomputable and node not in backward.prepared:
             orders.setdefault(stages[node], []).append(node)
     return dict(sorted(orders.items()))
 

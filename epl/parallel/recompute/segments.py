@@ -21,6 +21,7 @@ from epl.ir.taskgraph import WEIGHT_ATTR
 from epl.ir.view import GraphView
 from epl.ops.op_types import COLLECTIVE_OP_TYPES
 from epl.parallel.costs.shapes import TensorType, Types, num_bytes
+from epl.parallel.rewriting.row_markers import find_markers
 from epl.utils import tf_compat
 
 COLLECTION = "checkpoints"  # of the graph: the tensors that the user keeps
@@ -33,14 +34,15 @@ class BackwardPass(NamedTuple):
     """A backward pass and the forward pass that it needs.
 
     Attributes:
-      forward: the nodes of the forward pass, each after its producers; those that TensorFlow adds for the backward pass
-        (shapes, masks) are at the end.
+      forward: the nodes of the forward pass, each after its producers.
+      prepared: those of them that TensorFlow adds for the backward pass (shapes, masks): no objective needs them.
       nodes: the nodes of the backward pass; they depend on the gradient of the objective.
       seeds: the nodes where the backward pass begins.
       ys: the nodes of the objective.
     """
 
     forward: List[int]
+    prepared: Set[int]
     nodes: Set[int]
     seeds: List[int]
     ys: List[int]
@@ -75,7 +77,8 @@ def find_backward_pass(view: GraphView, ys: Iterable[int], seeds: Iterable[int],
     needed = view.ancestors({producer for end in ends for producer in view.producers[end]})
     backward = view.descendants(seeds) & needed
     forward = [node for node in data_order(view) if node in needed and node not in backward]
-    return BackwardPass(forward, backward, seeds, sorted(ys))
+    ys = sorted(ys)
+    return BackwardPass(forward, set(forward) - view.ancestors(ys), backward, seeds, ys)
 
 
 # ---- What may be recomputed
@@ -113,9 +116,10 @@ def find_repeatable(
     """
     stateful = {op_type for op_type in set(view.types) if tf_compat.is_stateful(tf_graph, op_type)}
     collectives = set(COLLECTIVE_OP_TYPES)
+    exchanged = set(view.of_types(collectives)).union(find_markers(view))
     batch = batch_nodes(view, stateful - collectives)  # equal inputs give equal outputs: full weights
     never = stateful | op_types.VARIABLES | op_types.DATA_SOURCES | op_types.PLACEHOLDERS
-    never |= op_types.CONTROL_FLOW | SHAPE_OPS | collectives
+    never |= op_types.CONTROL_FLOW | SHAPE_OPS
     depths = depths_of(view)
     library = {function.signature.name for function in view.graph_def.library.function}
     found = {
@@ -123,12 +127,13 @@ def find_repeatable(
         for node in forward
         if (node in batch or WEIGHT_ATTR in view.nodes[node].attr)
         and view.types[node] not in never
+        and node not in exchanged
         and depths[node] == (0, 0)
         and node not in unsteady
         and not any(_is_handle(output) for output in types[node])
         and not (library and _calls_function(view, node, library))
     }
-    return found - _kept_instead(view, forward, found, types)
+    return found - _kept_instead(view, forward, found, exchanged, types)
 
 
 def _is_handle(output: TensorType) -> bool:
@@ -154,8 +159,10 @@ def _readers_of_written(view: GraphView, writes: Collection[int], backward: Set[
     return {consumer for node in written for consumer in consumers[node]}
 
 
-def _kept_instead(view: GraphView, forward: Sequence[int], recomputable: Set[int], types: Types) -> Set[int]:
-    """The nodes to keep for random numbers and results of collectives: the smallest tensor computed from them alone.
+def _kept_instead(
+    view: GraphView, forward: Sequence[int], recomputable: Set[int], exchanged: Set[int], types: Types
+) -> Set[int]:
+    """The nodes to keep for random numbers and what ranks exchange: the smallest tensor computed from them alone.
 
     RandomUniform --> Mul --> Add --> GreaterEqual (bool: kept) --> Cast --> Mul with activations
     all-gather of columns --> Split --> ConcatV2 (kept) --> MatMul
@@ -166,7 +173,7 @@ def _kept_instead(view: GraphView, forward: Sequence[int], recomputable: Set[int
     members = set(forward)
     kept = set()
     for node in forward:
-        if node in recomputable or not ("seed2" in view.nodes[node].attr or view.types[node] in COLLECTIVE_OP_TYPES):
+        if node in recomputable or not ("seed2" in view.nodes[node].attr or node in exchanged):
             continue
         smallest = node
         while True:

@@ -164,7 +164,8 @@ def find(
     updated_alike = _updated_alike(graph, trained) if world_size(plan) > 1 else {}
     written = _written_values(graph.tf_graph, view, global_variables | own_metrics, updated_alike, gradients)
     objective = {view.index[y.op.name] for call in calls for y in call.ys}
-    statistics = _statistics_of_all(plan, view)
+    of_all = _statistics_of_all(plan, view)
+    statistics = of_all if plan.num_micro_batch == 1 else {}  # of the rows of a micro batch
     # A loss may take gradients of another: those of each replica, if no optimizer gets them.
     averaged_gradients = identity_nodes(view, aggregated)
     before_loss = _needed(view, objective, averaged_gradients, set(), statistics)
@@ -175,7 +176,7 @@ def find(
     known_gradients = (gradients | averaged_gradients) - own_gradients
     written_values = {node for _, values in written.values() for node, _ in values}
     nodes = _needed(view, written_values, known_gradients, before_loss, {**statistics, **of_replica})
-    opaque, of_ranks = _lowered(graph, view), _values_of_all_ranks(graph, plan, view)
+    opaque, of_ranks = _lowered(graph, view), {**_values_of_all_ranks(graph, plan, view), **of_all}
     sources = {**sources_of(graph, view, nodes), **statistics}
     from_rows = data_descendants(view, {node for node, _ in sources}, gradients | averaged_gradients)
     sources.update(of_replica)
@@ -191,6 +192,7 @@ def find(
         and any(_differs(flow.of(one), one[0] in from_rows, _is_of_gradients(view, node)) for one in values)
     ]
     in_order = {node for node, _ in writing} if world_size(plan) == 1 else set()
+    alike = {node for node, _ in writing if all(of_replicas.of(one).is_same for one in written[node][1])}
     if own_metrics:  # micro batches add to a metric in their order; replicas have one each
         right = {
             node
@@ -233,7 +235,7 @@ def find(
     known = found.same.union(output.tensor for output in plan.outputs + found.outputs)
     shown = _shown_values(view, known | found.of_rows if plan.workers == 1 else known - found.of_rows)
     names = _Names(graph, view, found.users)
-    findings = _written(names, writing, plan)
+    findings = _written(names, writing, plan, alike)
     findings += [RowFinding(MIXES, *at, whats[0] + _on_the_way(plan)) for at, whats in names.by_place(mixing)]
     findings += [RowFinding(SHOWS, *at, f"shows {_of_part(tensors, found)}") for at, tensors in names.by_place(shown)]
     return found._replace(
@@ -268,8 +270,9 @@ def _find_scalars(
         for node, at in scalars_of(graph.tf_graph, view, of_batch)
         if not _is_of_gradients(view, node) and f"{view.nodes[node].name}:{at}" not in merged
     }
-    statistics = {**_statistics_of_all(plan, view), **of_replica}
+    statistics = dict(of_replica)
     if plan.num_micro_batch == 1:
+        statistics.update(_statistics_of_all(plan, view))
         statistics.update(_values_of_all_ranks(graph, plan, view))
     known_gradients = gradients - {node for node, _ in of_replica}
     nodes = _needed(view, {node for node, _ in candidates}, known_gradients, before_loss, statistics)
@@ -569,19 +572,27 @@ class _Names:
         ]
 
 
-def _written(names: _Names, writing: Sequence[Tuple[int, str]], plan: Plan) -> List[RowFinding]:
-    return [RowFinding(WRITES, *at, _in_words(variables, plan)) for at, variables in names.by_place(writing)]
+def _written(
+    names: _Names, writing: Sequence[Tuple[int, str]], plan: Plan, alike: Container[int] = ()
+) -> List[RowFinding]:
+    """The findings for writes; those that are `alike` in all replicas differ between micro batches."""
+    if world_size(plan) == 1:
+        alike = {node for node, _ in writing}
+    differing = [one for one in writing if one[0] not in alike]
+    in_order = [one for one in writing if one[0] in alike]
+    found = [
+        RowFinding(WRITES, *at, f"writes {_listed(variables)} from the rows of each replica: the copies differ")
+        for at, variables in names.by_place(differing)
+    ]
+    return found + [
+        RowFinding(WRITES, *at, f"writes {_listed(variables)} from the rows of each micro batch, one after the other")
+        for at, variables in names.by_place(in_order)
+    ]
 
 
 def _on_the_way(plan: Plan) -> str:
     part = "replica" if plan.num_micro_batch == 1 else "micro batch"
     return f" on the way to the loss: each {part} takes its own rows alone"
-
-
-def _in_words(variables: Sequence[str], plan: Plan) -> str:
-    if world_size(plan) == 1:
-        return f"writes {_listed(variables)} from the rows of each micro batch, one after the other"
-    return f"writes {_listed(variables)} from the rows of each replica: the copies differ"
 
 
 def _first_part(plan: Plan) -> str:

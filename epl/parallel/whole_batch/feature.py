@@ -9,11 +9,12 @@ from epl.ir.gradient_boundary import boundary_nodes
 from epl.ir.graph import Graph
 from epl.ir.inserted_ops import OpOrigin
 from epl.ir.view import GraphView
-from epl.parallel.accumulation.record import accumulations_of
 from epl.parallel.feature import Feature, GradientsRequest, RunRequest
 from epl.parallel.plan.replica_groups import replica_groups
 from epl.parallel.plan.sections import WholeBatchSection
+from epl.parallel.plan.stages import stages_of_nodes
 from epl.parallel.rewriting.context import RewriteContext
+from epl.parallel.rewriting.row_markers import find_markers
 from epl.parallel.rewriting.training_writes import find_training_writes
 from epl.parallel.whole_batch import markers, objective, synchronise
 from epl.parallel.whole_batch.objective import KEY, WholeBatch
@@ -61,24 +62,22 @@ class WholeBatchFeature(Feature):
         gradients = boundary_nodes(view, [call for call in rewrite.graph.gradient_calls if call.boundaries])
         writes = find_training_writes(rewrite.tf_graph, view, view.writes(), gradients)
         trained = view.ancestors(gradients | writes)
-        found = trained.intersection(markers.find_markers(view, *markers.FORWARD))
-        rows = found.intersection(markers.find_markers(view, markers.ROWS))
+        found = trained.intersection(find_markers(view, *markers.FORWARD))
+        rows = found.intersection(find_markers(view, markers.ROWS))
         ops = tuple(view.nodes[node].name for node in run_order(view) if node in found)
-        return WholeBatchSection(ops, len(rows)) if ops else None
+        of_nodes = stages_of_nodes(view, rewrite.plan.stages)
+        stages = sorted({of_nodes[node] for node in found})
+        return WholeBatchSection(ops, len(rows), tuple(stages)) if ops else None
 
 
 def _refuse(rewrite: RewriteContext) -> None:
     """Raises an EplError for what a loss of all rows is not proved with."""
     graph, config = rewrite.graph, rewrite.config
     beside = {
-        "several stages": len(rewrite.plan.stages) > 1,
         "epl.split": replica_groups(graph) is not None,
-        "pipeline.num_micro_batch": config.pipeline.num_micro_batch > 1,
-        "gradient_checkpoint.type": bool(config.gradient_checkpoint.type),
         'zero.level "v2"': config.zero.level == "v2",
         "offload.level": bool(config.offload.level),
         "batch_norm.sync": config.batch_norm.sync,
-        "accumulation of gradients": bool(accumulations_of(graph)),
         'communication.gradients_reduce_method "sum"': rewrite.plan.reduce_method == "sum",
     }
     asked = [what for what, is_asked in beside.items() if is_asked]

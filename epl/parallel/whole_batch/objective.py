@@ -138,14 +138,19 @@ def after_losses(request: GradientsRequest, gradients: List[Optional[Gradient]])
 
 
 def connect(graph: Graph) -> None:
-    """Lets the user's other ops take the values of all rows in place of those of a replica."""
+    """Lets the user's other ops take the values of all rows in place of those of a replica, and wait for them."""
     wholes = [one for one in graph.replacements.values() if not one.is_half]
-    replaced = {one.original.op for one in wholes}
+    replaced = {one.original.op: one.computed.op for one in wholes}
     for one in wholes:
-        for consumer in set(one.original.consumers()) - replaced - graph.own_ops:
+        for consumer in set(one.original.consumers()) - replaced.keys() - graph.own_ops:
             for position, tensor in enumerate(consumer.inputs):
                 if tensor is one.original:
                     tf_compat.set_input(consumer, position, one.computed)
+    waiting = {op for original in replaced for op in tf_compat.control_outputs(original)}
+    for op in waiting - replaced.keys() - graph.own_ops:
+        controls = [replaced.get(before, before) for before in op.control_inputs]
+        tf_compat.remove_control_inputs(op)
+        tf_compat.add_control_inputs(op, dict.fromkeys(controls))
 
 
 def refuse_fed(graph: Graph, feeds: Iterable[tf.Tensor]) -> None:
@@ -204,6 +209,12 @@ class _Wholes(Wholes):
             {(nodes[node].name, output): whole for (node, output), whole in self._wholes.items()},
             {(nodes[node].name, output, dim): count for ((node, output), dim), count in self._counts.items()},
         )
+
+    def whole(self, output: Output, now: Values) -> tf.Tensor:
+        """In the stage of what a replica has."""
+        op = self._tf_graph.get_operation_by_name(self._view.nodes[output[0]].name)
+        with in_taskgraph(op.graph, taskgraph_index(op)):
+            return super().whole(output, now)
 
     def _sum(self, values: Values) -> tf.Tensor:
         return markers.marked(values[0], markers.SUMS)

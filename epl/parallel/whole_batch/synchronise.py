@@ -8,14 +8,14 @@
 w is the weight of the replica in the mean of the gradients (objective.py says why). A run that neither trains nor
 writes takes the rows that it has, and waits for no other worker (`epl/parallel/rewriting/by_hand.py`).
 
-The collectives of a direction share a communicator, on which they follow each other in the order of the graph.
+The collectives of a stage in one direction share a communicator, on which they follow each other in the order of the
+graph: in a pipeline that of its schedule, micro batch after micro batch.
 """
 
-from typing import Dict, List, Sequence
+from typing import Dict, List, Optional, Sequence
 
 import tensorflow.compat.v1 as tf
 
-from epl.ir.control_flow import run_order
 from epl.ir.view import GraphView
 from epl.parallel.plan.communicators import whole_batch_communicator
 from epl.parallel.plan.plan import section
@@ -24,6 +24,7 @@ from epl.parallel.rewriting import of_all_rows
 from epl.parallel.rewriting.context import RewriteContext
 from epl.parallel.rewriting.needed_collectives import OrderedCollective, order_needed
 from epl.parallel.rewriting.pass_manager import Pass, names
+from epl.parallel.rewriting.row_markers import find_markers, kind_of
 from epl.parallel.whole_batch import markers
 
 
@@ -33,46 +34,55 @@ def run(rewrite: RewriteContext) -> None:
     if planned is None:
         return
     view = GraphView(rewrite.tf_graph)
-    found = {node for node in markers.find_markers(view, *markers.BACKWARD) if _forward_of(view, node) in planned.ops}
-    backward = [view.nodes[node].name for node in run_order(view) if node in found]
+    forward = {view.index[prefix + op] for op in planned.ops for prefix in rewrite.micro_prefixes_of(op)}
+    forward_of = _forward_of(rewrite, view)
+    backward = {view.index[name] for name, of in forward_of.items() if view.index[of] in forward}
     rows: Dict[str, tf.Tensor] = {}  # by marker: how many rows came from each replica
-    _order(rewrite, [_forward(rewrite, name, rows) for name in planned.ops], "forward")
-    _order(rewrite, [_backward(rewrite, name, rows) for name in backward], "backward")
+    for stage, ops in of_all_rows.by_stage(rewrite, view, forward).items():
+        _order(rewrite, [_forward(rewrite, name, stage, rows) for name in ops], stage, "forward")
+    for stage, ops in of_all_rows.by_stage(rewrite, view, backward).items():
+        made = [_backward(rewrite, name, stage, rows.get(forward_of[name])) for name in ops]
+        _order(rewrite, made, stage, "backward")
 
 
-def _forward_of(view: GraphView, node: int) -> str:
-    """The marker whose gradient a marker of the backward pass is."""
-    return view.nodes[node].attr[markers.FORWARD_ATTR].s.decode()
+def _forward_of(rewrite: RewriteContext, view: GraphView) -> Dict[str, str]:
+    """Name of a marker of the backward pass -> that of the marker whose gradient it is, in the same micro batch."""
+    names = [view.nodes[node].name for node in find_markers(view, *markers.BACKWARD)]
+    found = {name: rewrite.operation(name).get_attr(markers.FORWARD_ATTR).decode() for name in names}
+    copies = [(prefix, name) for name in names for prefix in rewrite.micro_prefixes_of(name)[1:]]
+    return {**found, **{prefix + name: prefix + found[name] for prefix, name in copies}}
 
 
-def _forward(rewrite: RewriteContext, name: str, rows: Dict[str, tf.Tensor]) -> tf.Operation:
+def _forward(rewrite: RewriteContext, name: str, stage: int, rows: Dict[str, tf.Tensor]) -> tf.Operation:
     """Puts the value of all replicas in place of a replica's; returns the collective."""
-    communicator = rewrite.communicator(whole_batch_communicator(rewrite.plan, "forward"))
+    communicator = rewrite.communicator(whole_batch_communicator(rewrite.plan, "forward", stage), stage)
 
     def exchange(sent: tf.Tensor) -> tf.Tensor:
-        if rewrite.operation(name).get_attr(markers.KIND_ATTR) == markers.SUMS:
+        if kind_of(rewrite.operation(name)) == markers.SUMS:
             return communicator.all_reduce(sent, rewrite.base_rank, name)
         gathered, rows[name] = communicator.all_gather_with_rows(sent, rewrite.base_rank, name)
         return gathered
 
-    return of_all_rows.put(rewrite, name, "whole_batch", exchange)
+    return of_all_rows.put(rewrite, name, "whole_batch", exchange, stage)
 
 
-def _backward(rewrite: RewriteContext, name: str, rows: Dict[str, tf.Tensor]) -> tf.Operation:
-    """Puts the gradient of the loss of all replicas in place of that of a replica's; returns the collective."""
+def _backward(rewrite: RewriteContext, name: str, stage: int, from_each: Optional[tf.Tensor]) -> tf.Operation:
+    """Puts the gradient of the loss of all replicas in place of that of a replica's; returns the collective.
+
+    `from_each`: how many rows of what was gathered came from each replica.
+    """
     op = rewrite.operation(name)
     weight, rank = rewrite.weight, rewrite.base_rank
     assert weight is not None  # there are several replicas
-    communicator = rewrite.communicator(whole_batch_communicator(rewrite.plan, "backward"))
+    communicator = rewrite.communicator(whole_batch_communicator(rewrite.plan, "backward", stage), stage)
 
     def exchange(sent: tf.Tensor) -> tf.Tensor:
-        if op.get_attr(markers.KIND_ATTR) == markers.SUMS_BACK:
+        if kind_of(op) == markers.SUMS_BACK:
             return communicator.all_reduce(sent, rank, name)
-        from_each = rows[op.get_attr(markers.FORWARD_ATTR).decode()]
         parts, received = communicator.all_to_all(sent, rank, name, row_splits=from_each)
         return _sum_of_parts(parts, received, communicator.world_size)
 
-    return of_all_rows.put(rewrite, name, "whole_batch", of_all_rows.with_weight(weight, exchange))
+    return of_all_rows.put(rewrite, name, "whole_batch", of_all_rows.with_weight(weight, exchange), stage)
 
 
 def _sum_of_parts(parts: tf.Tensor, received: tf.Tensor, world: int) -> tf.Tensor:
@@ -81,10 +91,10 @@ def _sum_of_parts(parts: tf.Tensor, received: tf.Tensor, world: int) -> tf.Tenso
     return tf.reduce_sum(tf.reshape(parts, shape), 0)
 
 
-def _order(rewrite: RewriteContext, made: Sequence[tf.Operation], direction: str) -> None:
+def _order(rewrite: RewriteContext, made: Sequence[tf.Operation], stage: int, direction: str) -> None:
     """Fixes the order of collectives on their communicator; none is in a branch."""
-    ordered: List[OrderedCollective] = [OrderedCollective(op, (op,), 0) for op in made]
-    order_needed(rewrite, ordered, f"whole_batch_{direction}")
+    ordered: List[OrderedCollective] = [OrderedCollective(op, (op,), stage) for op in made]
+    order_needed(rewrite, ordered, f"whole_batch_{stage}_{direction}")
 
 
 PASS = Pass(
@@ -92,6 +102,6 @@ PASS = Pass(
     run,
     "replicate.batch",
     adds=names("by_hand of_all_rows collectives orders"),
-    requires=names("weight"),
+    requires=names("weight micro_batched stage_of"),
     after=names("aggregate_gradients order_scale_updates sync_batch_norm"),
 )

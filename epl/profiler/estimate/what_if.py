@@ -103,7 +103,7 @@ def _recomputed(
     forward = [node for node in made.order if node in needed and node not in backward]
     if not backward or not forward:
         return None
-    passed = BackwardPass(forward, backward, sorted(seeds), sorted(ys))
+    passed = BackwardPass(forward, set(forward) - view.ancestors(ys), backward, sorted(seeds), sorted(ys))
     writes = [node for node in view.writes() if node in number]
     recomputable = recompute.find_recomputable(graph.tf_graph, view, passed, writes, made.types)
     stages = [0] * len(view) if graph.rewrite is None else stages_of_nodes(view, graph.rewrite.plan.stages)

@@ -23,7 +23,7 @@ def test_an_output_of_identity_n_is_the_memory_of_its_input():
         end = tf.tanh(tf.reshape(second, [8, 4]))
     view, order = named(graph, x, one, other, first, end.op.inputs[0], end)
     costs = node_costs(graph, view, range(len(view)))
-    chain = chain_of(view, BackwardPass(order, set(), [], []), set(order), order, costs)
+    chain = chain_of(view, BackwardPass(order, set(), set(), [], []), set(order), order, costs)
     assert list(chain.sizes) == [128, 128, 128, 0, 0, 128]
     assert list(chain.last[:3]) == [2, 3, 5]
 
@@ -37,6 +37,6 @@ def test_a_kept_output_of_identity_n_keeps_its_input_alone():
         back = tf.multiply(one, other)
     view, (a, b, both, after, taker) = named(graph, one, other, first, end, back)
     places = {a: (0, 0), b: (0, 0), both: (0, 0), after: (0, 1)}
-    passed = BackwardPass([a, b, both, after], {taker}, [], [])
+    passed = BackwardPass([a, b, both, after], set(), {taker}, [], [])
     (segment,) = find_segments(view, passed, set(places), places, (), ())
     assert [use.producer for use in segment.uses] == [a]

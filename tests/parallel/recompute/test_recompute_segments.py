@@ -154,6 +154,19 @@ def test_of_gathered_columns_the_full_tensor_is_kept(init):
     assert found and not any(op.name.startswith(SCOPE) for op in found)
 
 
+@pytest.mark.parametrize("level", ["v0", "v1", "v2"])
+def test_weights_in_parts_and_mixed_precision_change_nothing_of_it(init, level):
+    """With both, the ops of the forward pass come after those that gather its weights, which are made later."""
+    recomputed = []
+    for config in ({}, {"zero__level": level}):
+        init(2, gradient_checkpoint__type="auto", amp__level="O1", **config)
+        Layers(kept=(), width=8)
+        rewritten()
+        recomputed.append({name for name in names() if not name.startswith("EPL")})
+    assert any("MatMul" in name for name in recomputed[0])
+    assert recomputed[1] >= {name for name in recomputed[0] if "Cast" not in name}
+
+
 def test_what_reads_a_kept_output_of_identity_n_waits_by_itself():
     with tf.Graph().as_default() as graph:
         x = tf.placeholder(tf.float32, [4, 8])

@@ -6,6 +6,7 @@ import numpy as np
 import tensorflow.compat.v1 as tf
 
 from tests.parity.context import GLOBAL_BATCH, STEPS, Context
+from tests.parity.scripts.accumulation import CHANGES, Training
 from tests.parity.scripts.data import CLASSES, FEATURES, samples
 from tests.parity.scripts.uneven import cut
 
@@ -53,6 +54,12 @@ def contrib(maps: tf.Tensor, name: str, fused: bool = False) -> tf.Tensor:
     )
 
 
+def moments(maps: tf.Tensor, name: str) -> tf.Tensor:
+    """By hand: the ops have numbers in their names, which those before them shift."""
+    mean, variance = tf.nn.moments(maps, [0, 1, 2])
+    return tf.nn.batch_normalization(maps, mean, variance, None, None, 0.01)
+
+
 def chosen(maps: tf.Tensor, name: str) -> tf.Tensor:
     """Whether it trains is fed."""
     return layers(maps, name, training=tf.get_collection("is_training")[0])
@@ -74,10 +81,15 @@ def _convolved(maps: tf.Tensor, filters: int, name: str, size: int = 3) -> tf.Te
 
 
 def block(norm: Norm, maps: tf.Tensor, filters: int, name: str) -> tf.Tensor:
-    """A residual block; the batch norm of the shortcut and those of the other branch do not wait for each other."""
+    """A residual block; the batch norm of the shortcut and those of the other branch do not wait for each other.
+
+    With `gradient_checkpoint.type` "collection" its output is a checkpoint.
+    """
     shortcut = norm(_convolved(maps, filters, name + "_shortcut", 1), name + "_norm_shortcut")
     inner = tf.nn.relu(norm(_convolved(maps, filters, name + "_a"), name=name + "_norm_a"))
-    return tf.nn.relu(shortcut + norm(_convolved(inner, filters, name + "_b"), name + "_norm_b"))
+    made = tf.nn.relu(shortcut + norm(_convolved(inner, filters, name + "_b"), name + "_norm_b"))
+    tf.add_to_collection("checkpoints", made)
+    return made
 
 
 def blocks(norm: Norm, x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
@@ -94,6 +106,9 @@ def train(
     shares: Sequence[int] = (),
     alone: bool = False,
     reversed_rows: bool = False,
+    steps: int = 1,
+    shown: bool = False,
+    change: str = "",
     **config: Any,
 ) -> None:
     """Trains in a plain session, with momentum.
@@ -105,21 +120,28 @@ def train(
       shares: rows of each replica, in proportion; equal by default.
       alone: only the first worker evaluates, on all rows of a batch.
       reversed_rows: each batch has its rows in reverse order, which means the same.
+      steps: runs of a training step.
+      shown: the first worker alone builds a summary of moments, before the model.
+      change: of CHANGES, what is done to gradients before they are applied.
       config: of EPL.
     """
     if shares:
         config["auto__balance"] = ":".join(map(str, shares))
-    ctx.init(**config)
+    ctx.init(pipeline__num_micro_batch=steps, **config)
     data = samples()
     x = tf.placeholder(dtype, [None, FEATURES], "x")
     y = tf.placeholder(tf.int32, [None], "y")
     tf.add_to_collection("is_training", tf.placeholder_with_default(True, [], "is_training"))
-    loss = blocks({**NORMS, **FUSED}[norm], x, y)
+    if shown and ctx.worker == 0:
+        tf.summary.scalar("shown", tf.reduce_sum(tf.nn.moments(x, [0])[0]))
+    loss = blocks({**NORMS, **FUSED, "moments": moments}[norm], x, y)
     _, update = tf.metrics.mean(loss)
     by_rows = tf.gradients(loss, x)[0] if alone else None
-    rate = tf.train.MomentumOptimizer(0.1, 0.9)
-    with tf.control_dependencies(tf.get_collection(tf.GraphKeys.UPDATE_OPS)):
-        train_op = rate.minimize(loss, tf.train.get_or_create_global_step())
+    global_step = tf.train.get_or_create_global_step()
+    changes = CHANGES[change] if change else None
+    training = Training(
+        ctx, steps, [loss], tf.train.MomentumOptimizer(0.1, 0.9), change=changes, global_step=global_step
+    )
     if ctx.planned and shares:
         import epl
 
@@ -134,8 +156,8 @@ def train(
                 own = ctx.replicas // ctx.workers
                 rows = rows[sum(sizes[: ctx.worker * own]) : sum(sizes[: (ctx.worker + 1) * own])]
             feed = {x: data.x[rows] * 3 + 5, y: data.y[rows]}
-            value, _ = sess.run([loss, train_op], feed)
-            ctx.record(loss=value)
+            ctx.record(loss=training.run(sess, loss, feed))
+        ctx.record(recomputed=sum("EPL_RECOMPUTE/" in op.name for op in sess.graph.get_operations()))
         if alone and ctx.worker == 0:
             is_training = tf.get_collection("is_training")[0]
             feed = {x: data.x[:6], y: data.y[:6]}

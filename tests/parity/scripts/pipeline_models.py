@@ -78,8 +78,9 @@ def cnn(inputs: Inputs) -> List[Block]:
             maps = tf.layers.conv2d(
                 maps, 4, 2, padding="same", use_bias=False, name=name, kernel_initializer=initializer()
             )
+            is_fused = fused and maps.dtype == tf.float32
             return tf.nn.relu(
-                tf.layers.batch_normalization(maps, training=True, momentum=0.8, fused=fused, name=name + "_norm")
+                tf.layers.batch_normalization(maps, training=True, momentum=0.8, fused=is_fused, name=name + "_norm")
             )
 
         return block
@@ -91,6 +92,28 @@ def cnn(inputs: Inputs) -> List[Block]:
         second,
         third,
         lambda maps: cross_entropy(inputs.y, dense(tf.layers.flatten(maps), CLASSES, "out")),
+    ]
+
+
+@model
+def contrast(inputs: Inputs) -> List[Block]:
+    """Rows against all rows, a masked mean, and a layer that is centered over the batch."""
+
+    def loss(hidden: tf.Tensor) -> tf.Tensor:
+        logits, mask = dense(hidden, CLASSES, "out"), tf.cast(inputs.y > 1, hidden.dtype)
+        of_each = tf.nn.sparse_softmax_cross_entropy_with_logits(labels=inputs.y, logits=logits)
+        scores = tf.exp(tf.matmul(hidden, hidden, transpose_b=True) / 4)
+        masked = tf.reduce_sum(mask * of_each) / tf.reduce_sum(mask)
+        return masked + tf.reduce_mean(tf.math.log(tf.reduce_mean(scores, 1)))
+
+    def centered(hidden: tf.Tensor) -> tf.Tensor:
+        return dense(hidden - tf.reduce_mean(hidden, 0), WIDTH, "second", tf.nn.tanh)
+
+    return [
+        lambda _: dense(inputs.x, WIDTH, "first", tf.nn.tanh),
+        centered,
+        lambda hidden: dense(hidden, WIDTH, "third", tf.nn.tanh),
+        loss,
     ]
 
 

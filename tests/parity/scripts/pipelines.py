@@ -20,7 +20,7 @@ STEPS = 6
 # Adam divides gradients near zero by themselves, which makes much of the rounding of a deep model.
 OPTIMIZER_OF = {
     "mlp": "adam", "cnn": "momentum", "lstm": "momentum", "keras_recurrent": "momentum",
-    "encoder": "momentum", "embedding": "momentum",
+    "encoder": "momentum", "embedding": "momentum", "contrast": "momentum",
 }  # fmt: skip
 STEP_ROWS = 32  # of all micro batches of all replicas of all processes
 ALL_ROWS = samples(STEPS * STEP_ROWS // 16)
@@ -154,12 +154,17 @@ def accumulated(
     clip: Optional[float] = None,
     summed: bool = False,
     dtype: str = "float32",
+    joined: bool = False,
 ) -> None:
     """What `train` must equal: one micro batch after the other, their gradients added up in numpy, applied once.
 
-    Every replica has its own statistics, and clips its own gradient; the gradients of the replicas are averaged.
+    Every replica has its own statistics, and clips its own gradient; the gradients of the replicas are averaged. If
+    they are `joined`, there is one replica, with micro batches of the rows of all of them.
     """
-    rows = STEP_ROWS // (micro_batches * replicas)
+    numbers = np.arange(STEP_ROWS).reshape([replicas, micro_batches, -1])
+    if joined:
+        numbers = np.swapaxes(numbers, 0, 1).reshape([1, micro_batches, -1])
+    replicas, _, rows = numbers.shape
     inputs = placeholders(rows, dtype)
     with tf.variable_scope("net", dtype=tf.as_dtype(dtype)):
         loss = build(name, inputs)
@@ -181,9 +186,8 @@ def accumulated(
                 for variable, value in zip(own, statistics[replica]):
                     variable.load(value, sess)
                 micro = []
-                for number in range(replica * micro_batches, (replica + 1) * micro_batches):
-                    first = step * STEP_ROWS + number * rows
-                    of_micro_batch = Samples(*[values[first : first + rows] for values in ALL_ROWS])
+                for of_step in numbers[replica]:
+                    of_micro_batch = Samples(*[values[step * STEP_ROWS + of_step] for values in ALL_ROWS])
                     value, parts, _ = sess.run(micro_step, feed(inputs, of_micro_batch))
                     losses.append(value)
                     micro.append(parts)
