@@ -27,6 +27,7 @@ LEFT_OUT = {
     "behaviour/test_estimators.py": 4,
     "behaviour/test_keras.py": 2,
     "behaviour/test_metrics.py": 1,
+    "examples/estimator_keras/test_estimator_keras.py": 3,
     "ir/test_clone.py": 1,
     "ir/test_recording.py": 1,
     "parallel/accumulation/test_accumulation_steps.py": 1,

@@ -359,9 +359,11 @@ def _be_quiet() -> None:
     logging.getLogger("tensorflow").addFilter(IsShown())
     show = warnings.showwarning
 
-    def show_more_than_notices(message: Any, category: Any, filename: str, lineno: int, *args: Any) -> None:
+    def show_more_than_notices(
+        message: Any, category: Any, filename: str, lineno: int, file: Any = None, line: Optional[str] = None
+    ) -> None:
         if notices.shown(warnings.formatwarning(message, category, filename, lineno).encode()):
-            show(message, category, filename, lineno, *args)
+            show(message, category, filename, lineno, file, line)
 
     warnings.showwarning = show_more_than_notices
 

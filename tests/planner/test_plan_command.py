@@ -159,7 +159,9 @@ def test_what_tensorflow_says_of_itself_is_left_out(tmp_path, environ):
     assert done.returncode == 0, done.stderr
     assert "is deprecated" not in done.stderr
     lines = [line for line in done.stderr.splitlines() if re.search(r": I tensorflow/|^I\d{4} ", line)]
-    assert bool([line for line in lines if "] oneDNN custom" not in line and "cudart_stub" not in line]) == bool(environ)
+    assert bool([line for line in lines if "] oneDNN custom" not in line and "cudart_stub" not in line]) == bool(
+        environ
+    )
 
 
 @pytest.mark.parametrize(

@@ -17,12 +17,13 @@ from epl.ir.dataflow import data_descendants
 from epl.ir.gradient_boundary import boundary_nodes
 from epl.ir.graph import Graph
 from epl.ops.op_types import COLLECTIVE_OP_TYPES
-from epl.parallel.batch_norm import sites, sums
+from epl.parallel.batch_norm import sums
 from epl.parallel.costs.shapes import UNKNOWN_DIMENSION
 from epl.parallel.plan.communicators import is_of_writes
 from epl.parallel.plan.plan import section
 from epl.parallel.plan.sections import WholeBatchSection
 from epl.parallel.rewriting.context import RewriteContext
+from epl.parallel.rewriting.row_markers import find_markers
 from epl.parallel.strategy.record import ForwardPass
 from epl.parallel.whole_batch.markers import FORWARD_ATTR
 from epl.parallel.whole_batch.objective import WholeBatch
@@ -54,7 +55,7 @@ def _of_batch_norms(graph: Graph, found: ForwardPass) -> List[RowExchange]:
     view = found.view
     no_gradient = set(view.of_types(["StopGradient"]))
     trained = data_descendants(view, [view.index[name] for name in found.trained], no_gradient)
-    markers = set(sites.marked_nodes(view, sums.FORWARD))
+    markers = set(find_markers(view, sums.FORWARD))
     exchanges = []
     for number, node in enumerate(found.nodes):
         if node in markers:

@@ -49,7 +49,7 @@ class OpRate(NamedTuple):
       dtype: a name of `op_kinds.DTYPES`.
       flops: in FLOP/s, of ops without a narrow dimension.
       half_width: size of the narrowest dimension with which a contraction runs at half of this rate. A matmul of n
-        rows takes as long as n + half_width rows would at the full rate: it arranges its weights, however few rows come.
+        rows takes as long as n + half_width rows at the full rate: it arranges its weights, however few rows come.
     """
 
     kind: str

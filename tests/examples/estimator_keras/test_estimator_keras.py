@@ -9,6 +9,7 @@ import sys
 import pytest
 
 from tests.examples import slurm
+from tests.tensorflows import WITH_ESTIMATOR
 
 ROOT = slurm.ROOT
 PAGE = os.path.join(ROOT, "examples", "estimator_keras", "README.md")
@@ -35,7 +36,10 @@ def commands(script):
 
 
 @pytest.mark.timeout(100)
-@pytest.mark.parametrize("script,short", [("train_estimator.py", "--steps 4"), ("train_keras.py", "--epochs 1")])
+@pytest.mark.parametrize(
+    "script,short",
+    [pytest.param("train_estimator.py", "--steps 4", marks=WITH_ESTIMATOR), ("train_keras.py", "--epochs 1")],
+)
 def test_a_few_steps_on_two_devices_leave_a_model(tmp_path, script, short):
     train, predict = commands(script)
     folder = slurm.checkout(tmp_path)
@@ -56,7 +60,7 @@ def test_a_run_that_ended_no_epoch_is_begun_anew(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     "script,more,goes_on",
     [
-        ("train_estimator.py", "--steps 700", "goes on from step 600 of 700"),
+        pytest.param("train_estimator.py", "--steps 700", "goes on from step 600 of 700", marks=WITH_ESTIMATOR),
         ("train_keras.py", "--epochs 22", "goes on from step 220 of 242"),
     ],
 )
@@ -75,7 +79,7 @@ def test_the_commands_as_they_stand_and_continued(tmp_path, script, more, goes_o
 @pytest.mark.parametrize(
     "script,short",
     [
-        ("train_estimator.py", ("--steps", "4")),
+        pytest.param("train_estimator.py", ("--steps", "4"), marks=WITH_ESTIMATOR),
         pytest.param("train_keras.py", ("--epochs", "1"), marks=pytest.mark.long),
     ],
 )

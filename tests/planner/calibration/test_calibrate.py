@@ -110,7 +110,9 @@ def test_this_machine(tmp_path, monkeypatch, capsys):
     machine = read_machine(str(path))
     assert machine.name == "here" and [link.name for link in machine.links] == [calibrate.INSIDE, calibrate.BETWEEN]
     device = machine.devices[0]
-    assert 1e9 < device.rate("matmul").reached() < 1e13 and 1e8 < device.bandwidth.reached < 1e12 and device.memory > 2**20
+    assert (
+        1e9 < device.rate("matmul").reached() < 1e13 and 1e8 < device.bandwidth.reached < 1e12 and device.memory > 2**20
+    )
     sizes = {one["bytes"] for one in json.loads(path.read_text())["measurements"] if one["of"] == calibrate.BETWEEN}
     assert len(sizes) == 5
     assert CollectiveCosts(machine).cost("all-reduce", range(4), 10**6).seconds > 0

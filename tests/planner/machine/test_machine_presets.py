@@ -36,7 +36,9 @@ def test_peaks_are_those_of_the_data_sheets():
 
 def test_what_is_reached_is_told_apart_from_the_peak():
     device = DEVICES["v100-32"]
-    assert device.rate(Kind.MATMUL).reached() == pytest.approx(14.13e12) and device.bandwidth.reached == pytest.approx(810e9)
+    assert device.rate(Kind.MATMUL).reached() == pytest.approx(14.13e12) and device.bandwidth.reached == pytest.approx(
+        810e9
+    )
     assert LINKS["nvlink2"].bandwidth.peak == 150e9 and LINKS["nvlink2"].bandwidth.reached == pytest.approx(120e9)
 
 

@@ -74,6 +74,14 @@ def codebook(x: tf.Tensor) -> tf.Tensor:
     return tf.reduce_mean(tf.square(tf.layers.dense(hidden, 3)))
 
 
+def two_stages(x: tf.Tensor) -> tf.Tensor:
+    """Each with a batch norm; the loss is a mean of the rows that count."""
+    with epl.replicate(1):
+        hidden = tf.layers.batch_normalization(tf.layers.dense(x, 6), training=True)
+    with epl.replicate(1):
+        return masked(tf.layers.batch_normalization(tf.layers.dense(hidden, 5), training=True))
+
+
 SYNC, ALL = {"batch_norm.sync": True}, {"replicate.batch": "all"}
 MODELS: Dict[str, Tuple[LossOf, Dict[str, Any]]] = {
     "batch norms": (batch_norms, SYNC),

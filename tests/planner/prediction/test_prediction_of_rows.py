@@ -20,7 +20,19 @@ from epl.planner.simulator.model_costs import RowExchange, RowWay
 from epl.utils.errors import NotAvailableError
 from tests.parallel.in_process import init  # noqa: F401
 from tests.planner.prediction.hand_made import HandCosts, Layer, device, machine, replicate, split, stages, strategy
-from tests.planner.prediction.models_of_rows import MODELS, ROWS, WIDTH, batch_norms, build, ran, ran_in_job
+from tests.planner.prediction.models_of_rows import (
+    ALL,
+    MODELS,
+    ROWS,
+    SYNC,
+    WIDTH,
+    batch_norms,
+    build,
+    masked,
+    ran,
+    ran_in_job,
+    two_stages,
+)
 
 WAYS = {
     "batch norms": {
@@ -101,6 +113,26 @@ def test_a_step_of_two_workers_has_the_predicted_collectives(init, monkeypatch):
     monkeypatch.undo()
     monkeypatch.setenv("EPL_CLUSTER_DEVICE_TYPE", "cpu")
     assert run(ran_in_job, 2, 1, timeout=200) == [predicted, predicted]
+
+
+@pytest.mark.parametrize("config", [SYNC, ALL], ids=["batch norms", "loss"])
+@pytest.mark.parametrize(
+    "devices, more, runs",
+    [
+        (4, {"pipeline__num_micro_batch": 2}, 1),
+        (2, {"pipeline__num_micro_batch": 2}, 2),
+        (2, {"gradient_checkpoint__type": "auto"}, 1),
+    ],
+    ids=["pipeline", "accumulation", "recomputation"],
+)
+def test_other_features_have_the_predicted_collectives(init, devices, more, runs, config):  # noqa: F811
+    is_pipeline = devices == 4
+    settings = {key.replace(".", "__"): value for key, value in config.items()}
+    init(devices, annotate=False, replicate__state="each", **settings, **more)
+    loss_of = two_stages if is_pipeline else masked if config is ALL else batch_norms
+    x, train, found = recorded(loss_of, machine([["a"] * devices]), 2 * runs * ROWS, annotate=not is_pipeline)
+    seen = ran(x, train, 2 * ROWS)
+    assert seen and by_kind(found) == {kind: (runs * times, runs * size) for kind, (times, size) in seen.items()}
 
 
 def test_statistics_of_all_rows_make_a_step_longer_by_their_collectives(init):  # noqa: F811

@@ -10,7 +10,7 @@ from epl.parallel.sharding.rules.registry import Choice, OpInfo, TensorInfo, rul
 def _matmul(op: OpInfo) -> Iterator[Choice]:
     left = ["k", "m"] if op.attrs.get("transpose_a") else ["m", "k"]
     right = ["n", "k"] if op.attrs.get("transpose_b") else ["k", "n"]
-    # TensorFlow 2 on CPUs joins a MatMul with the BiasAdd behind it, and the joined kernel ends the process if it is empty.
+    # TensorFlow 2 on CPUs joins a MatMul with the BiasAdd behind it: a kernel that ends the process where it is empty.
     return never_empty(labelled(op, [left, right], [["m", "n"]], summed=["k"]))
 
 
