@@ -6,8 +6,16 @@ from typing import Any, Dict, Tuple
 import numpy as np
 import pytest
 
-from tests.parity.oracle import Oracle, check_told, compare, compare_with_noise, every_topology, replica_differences
-from tests.parity.scripts import batch_norms, pipelines
+from tests.parity.oracle import (
+    Oracle,
+    check_told,
+    compare,
+    compare_with_noise,
+    every_topology,
+    replica_differences,
+    topology_name,
+)
+from tests.parity.scripts import batch_norms, pipelines, split_whole
 from tests.tensorflows import ONLY_1
 
 EXACT = 1e-12
@@ -132,6 +140,14 @@ def check_fused(oracle: Oracle, topology: Tuple[int, int], **arguments: Any) -> 
 @every_topology
 def test_fused_layers(oracle: Oracle, topology: Tuple[int, int], norm: str) -> None:
     check_fused(oracle, topology, norm=norm)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("topology", [(1, 4), (2, 2)], ids=topology_name)
+def test_resnet_50(oracle: Oracle, topology: Tuple[int, int]) -> None:
+    model = {"depth": 50, "width": 16, "split_head": False}
+    reference = oracle.plain(split_whole.images, **model)
+    oracle.check(topology, split_whole.images, reference, EXACT, **model, **SYNC)
 
 
 @pytest.mark.parametrize("config", [{}, RECOMPUTED, {"steps": 3, **RECOMPUTED}], ids=str)

@@ -48,18 +48,19 @@ def frozen(ctx: Context) -> None:
     _train(ctx, "momentum", loss, word, neighbour)
 
 
-def images(ctx: Context, depth: int, width: int) -> None:
+def images(ctx: Context, depth: int, width: int, split_head: bool = True, **config: Any) -> None:
     """ResNet of so many layers in float64, in float32 its depth magnifies what is rounded; small random images.
 
-    The features are replicated: each replica has batch statistics of its own.
+    The features are replicated: each replica has batch statistics of its own, unless `config` says otherwise.
     """
-    ctx.init(annotate=False, cluster__colocate_split_and_replicate=True)
+    ctx.init(annotate=False, cluster__colocate_split_and_replicate=split_head, **config)
     replicate, split = annotations(ctx)
+    head = split if split_head else replicate
 
     def model(pixels: tf.Tensor, labels: tf.Tensor) -> tf.Tensor:
         with replicate():
             features = resnet.features(pixels, depth, width, training=True)
-        with split():
+        with head():
             return resnet.loss(labels, resnet.logits(features, CLASSES))
 
     pixels, labels = tf.placeholder(tf.float64, [None, PIXELS, PIXELS, 3]), tf.placeholder(tf.int32, [None])
@@ -75,7 +76,7 @@ def images(ctx: Context, depth: int, width: int) -> None:
         pixels: random.uniform(-1, 1, [STEPS * GLOBAL_BATCH, PIXELS, PIXELS, 3]),
         labels: random.randint(0, CLASSES, STEPS * GLOBAL_BATCH),
     }
-    _run(ctx, tf.add_n(losses) / len(losses), train_op, rows)
+    _run(ctx, tf.add_n(losses) / len(losses), train_op, rows, split_head)
 
 
 def _seeded_by_name(getter: Any, name: str, *args: Any, **kwargs: Any) -> tf.Variable:
@@ -101,13 +102,15 @@ def _train(ctx: Context, optimizer: str, loss: tf.Tensor, word: tf.Tensor, neigh
     )
 
 
-def _run(ctx: Context, loss: tf.Tensor, train_op: tf.Operation, rows: Dict[tf.Tensor, np.ndarray]) -> None:
-    """Trains, and records losses and variables."""
+def _run(
+    ctx: Context, loss: tf.Tensor, train_op: tf.Operation, rows: Dict[tf.Tensor, np.ndarray], is_split: bool = True
+) -> None:
+    """Trains, and records losses, variables and, of a split, its parts."""
     with tf.Session() as sess:
         sess.run(tf.global_variables_initializer())
         for number in range(STEPS):
             feeds = {tensor: ctx.step_rows(values, number) for tensor, values in rows.items()}
             ctx.record(loss=sess.run([loss, train_op], feeds)[0])
         ctx.record_variables(sess)
-        if ctx.planned:
+        if ctx.planned and is_split:
             ctx.results["parts"] = parts(sess)
