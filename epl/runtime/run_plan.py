@@ -285,8 +285,8 @@ class RunPlanner:
         reach = self._reach(asked, merges=merges, in_all_micro_batches=not by_hand)
         if self._is_of_replica_0(asked, reach, by_user):
             asked, reach = self._plain(asked), _NO_REACH._replace(needed=reach.needed)
-        elif reach.outputs:
-            asked = asked._replace(idle=asked.idle - self._barriers_of_outputs(asked, reach.outputs))
+        elif reach.outputs or reach.later:
+            asked = asked._replace(idle=asked.idle - self._barriers_of(asked, reach.outputs | reach.later))
         return self._planned(asked, reach, by_hand, by_user, repeats_feeds)
 
     def _asked(
@@ -575,13 +575,13 @@ class RunPlanner:
         idle += [barriers for barriers, writes in self._orders if not writes <= needed]
         return set().union(*idle)
 
-    def _barriers_of_outputs(self, asked: Asked, outputs: AbstractSet[int]) -> Set[int]:
-        """The barriers that order what merged outputs need, which a step merges unasked, too.
+    def _barriers_of(self, asked: Asked, unasked: AbstractSet[int]) -> Set[int]:
+        """The barriers that order what a run does unasked: it merges outputs, and runs copies in later micro batches.
 
-        With them fed, ranks would run the collectives of these outputs beside others of the communicator, in any order.
+        With them fed, ranks would run the collectives of these beside others of the communicator, in any order.
         """
         needed, _ = self._needed(asked.ops, asked.fed, self._all_barriers)
-        needed = needed | self._view.ancestors(outputs, self._all_barriers.__contains__)
+        needed = needed | self._view.ancestors(unasked, self._all_barriers.__contains__)
         return set().union(*[barriers for barriers, writes in self._orders if writes <= needed])
 
     def _barrier_tensors(self, nodes: AbstractSet[int]) -> Tuple[tf.Tensor, ...]:

@@ -184,6 +184,23 @@ def test_a_run_that_writes_metrics_alone_takes_no_statistics_of_other_rows(init)
     assert planner.plan_run([metric], averages, {}).is_collective
 
 
+def test_averages_of_a_pipeline_alone_run_in_one_order_in_all_micro_batches(init):
+    """A barrier that is fed orders nothing: ranks would run the collectives of later micro batches in any order."""
+    init(4, annotate=False, pipeline__num_micro_batch=3, batch_norm__sync=True)
+    hidden = tf.data.Dataset.from_tensors(tf.ones([2, 3])).repeat().make_one_shot_iterator().get_next()
+    for _ in range(2):
+        with epl.replicate(1):
+            for _ in range(2):
+                hidden = tf.layers.batch_normalization(tf.layers.dense(hidden, 3), training=True)
+            loss = tf.reduce_mean(hidden)
+    averages = tf.get_collection(tf.GraphKeys.UPDATE_OPS)
+    tf.train.GradientDescentOptimizer(0.1).minimize(loss)
+    rewrite = rewritten()
+    assert [order for order in rewrite.orders if "batch_norm_1_forward" in order.barriers[0]]
+    plan = RunPlanner(rewrite).plan_run([], averages, [])
+    assert plan.is_collective and not [one.name for one in plan.barriers if "_forward" in one.name]
+
+
 @pytest.mark.parametrize("key", ["batch_norm__sync", "replicate__batch"])
 @pytest.mark.parametrize("stages,recomputed", [(1, "auto"), (2, ""), (2, "auto")])
 def test_a_run_that_shows_a_value_of_micro_batches_takes_none_of_other_rows(init, key, stages, recomputed):

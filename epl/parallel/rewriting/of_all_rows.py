@@ -30,7 +30,7 @@ def by_stage(rewrite: RewriteContext, view: GraphView, nodes: AbstractSet[int]) 
     return found
 
 
-def put(rewrite: RewriteContext, name: str, scope: str, exchange: Exchange, stage: int = 0) -> tf.Operation:
+def put(rewrite: RewriteContext, name: str, scope: str, exchange: Exchange, stage: int) -> tf.Operation:
     """Lets an identity of replica 0 take what a collective makes of its input, unless the run is by hand.
 
     Args:

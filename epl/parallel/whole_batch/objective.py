@@ -216,6 +216,12 @@ class _Wholes(Wholes):
         with in_taskgraph(op.graph, taskgraph_index(op)):
             return super().whole(output, now)
 
+    def _count(self, rows: Output, now: Values, dim: int) -> tf.Tensor:
+        """In the stage of the rows, whichever stage asks for their number first."""
+        op = self._tf_graph.get_operation_by_name(self._view.nodes[rows[0]].name)
+        with in_taskgraph(op.graph, taskgraph_index(op)):
+            return super()._count(rows, now, dim)
+
     def _sum(self, values: Values) -> tf.Tensor:
         return markers.marked(values[0], markers.SUMS)
 

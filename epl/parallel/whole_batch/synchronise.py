@@ -39,9 +39,13 @@ def run(rewrite: RewriteContext) -> None:
     backward = {view.index[name] for name, of in forward_of.items() if view.index[of] in forward}
     rows: Dict[str, tf.Tensor] = {}  # by marker: how many rows came from each replica
     for stage, ops in of_all_rows.by_stage(rewrite, view, forward).items():
-        _order(rewrite, [_forward(rewrite, name, stage, rows) for name in ops], stage, "forward")
+        made = [_forward(rewrite, name, stage, f"whole batch {n}", rows) for n, name in enumerate(ops)]
+        _order(rewrite, made, stage, "forward")
     for stage, ops in of_all_rows.by_stage(rewrite, view, backward).items():
-        made = [_backward(rewrite, name, stage, rows.get(forward_of[name])) for name in ops]
+        taken = [(name, rows.get(forward_of[name])) for name in ops]
+        made = [
+            _backward(rewrite, name, stage, f"whole batch {n}", from_each) for n, (name, from_each) in enumerate(taken)
+        ]
         _order(rewrite, made, stage, "backward")
 
 
@@ -53,20 +57,23 @@ def _forward_of(rewrite: RewriteContext, view: GraphView) -> Dict[str, str]:
     return {**found, **{prefix + name: prefix + found[name] for prefix, name in copies}}
 
 
-def _forward(rewrite: RewriteContext, name: str, stage: int, rows: Dict[str, tf.Tensor]) -> tf.Operation:
-    """Puts the value of all replicas in place of a replica's; returns the collective."""
+def _forward(rewrite: RewriteContext, name: str, stage: int, key: str, rows: Dict[str, tf.Tensor]) -> tf.Operation:
+    """Puts the value of all replicas in place of a replica's; returns the collective.
+
+    Its key has no names of ops, which may differ between workers.
+    """
     communicator = rewrite.communicator(whole_batch_communicator(rewrite.plan, "forward", stage), stage)
 
     def exchange(sent: tf.Tensor) -> tf.Tensor:
         if kind_of(rewrite.operation(name)) == markers.SUMS:
-            return communicator.all_reduce(sent, rewrite.base_rank, name)
-        gathered, rows[name] = communicator.all_gather_with_rows(sent, rewrite.base_rank, name)
+            return communicator.all_reduce(sent, rewrite.base_rank, key)
+        gathered, rows[name] = communicator.all_gather_with_rows(sent, rewrite.base_rank, key)
         return gathered
 
     return of_all_rows.put(rewrite, name, "whole_batch", exchange, stage)
 
 
-def _backward(rewrite: RewriteContext, name: str, stage: int, from_each: Optional[tf.Tensor]) -> tf.Operation:
+def _backward(rewrite: RewriteContext, name: str, stage: int, key: str, from_each: Optional[tf.Tensor]) -> tf.Operation:
     """Puts the gradient of the loss of all replicas in place of that of a replica's; returns the collective.
 
     `from_each`: how many rows of what was gathered came from each replica.
@@ -78,8 +85,8 @@ def _backward(rewrite: RewriteContext, name: str, stage: int, from_each: Optiona
 
     def exchange(sent: tf.Tensor) -> tf.Tensor:
         if kind_of(op) == markers.SUMS_BACK:
-            return communicator.all_reduce(sent, rank, name)
-        parts, received = communicator.all_to_all(sent, rank, name, row_splits=from_each)
+            return communicator.all_reduce(sent, rank, key)
+        parts, received = communicator.all_to_all(sent, rank, key, row_splits=from_each)
         return _sum_of_parts(parts, received, communicator.world_size)
 
     return of_all_rows.put(rewrite, name, "whole_batch", of_all_rows.with_weight(weight, exchange), stage)

@@ -71,3 +71,20 @@ def test_a_split_is_refused(init: Any, name: str, loss: Callable[..., Any], conf
         made = tf.reduce_mean(tf.square(tf.layers.dense(hidden, 8)))
     tf.train.GradientDescentOptimizer(0.1).minimize(made)
     assert f"not available yet: {name} with epl.split" in error_text(rewritten)
+
+
+@pytest.mark.parametrize("of", [lambda n, total: total / n, lambda n, total: (1.0 / n) * total])
+def test_the_number_of_rows_is_of_the_stage_that_has_the_rows(init: Any, of: Callable[..., tf.Tensor]) -> None:
+    """Whichever stage asks for it first; else the first stage would take it from the last."""
+    init(4, annotate=False, pipeline__num_micro_batch=2, **ALL)
+    x = tf.placeholder(tf.float32, [None, 3])
+    with epl.replicate(1):
+        hidden = tf.layers.dense(x, 3)
+        rows = tf.cast(tf.shape(x)[0], tf.float32)
+        hidden -= tf.sqrt(1.0 + tf.square(tf.reduce_sum(hidden, 0))) / rows
+    with epl.replicate(1):
+        hidden = tf.tanh(tf.layers.dense(hidden, 3))
+        loss = of(tf.cast(tf.shape(x)[0], tf.float32), tf.sqrt(tf.reduce_sum(tf.square(hidden))))
+    tf.train.GradientDescentOptimizer(0.1).minimize(loss)
+    rewritten()
+    assert exchanged()
