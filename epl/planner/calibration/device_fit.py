@@ -24,6 +24,7 @@ from epl.planner.profile.op_timing import OpTime, summary
 # Layers of a kind that take at most so many times as long as the bandwidth allows have no rate of their own.
 _EXPLAINED = 1.1
 _LEAST_SHARE = 0.05  # of its time that an op works at least, whatever the overhead is
+_NARROW = (Kind.MATMUL, "float32")  # kind and dtype of the ops that are timed with few rows, too
 # A layer with few rows takes at most this share of the time of the one with many rows: else no half width explains it.
 _MOST_TIMES_SLOWER = 0.9
 
@@ -95,12 +96,12 @@ def _half_width(measured: MeasuredDeviceOps, overhead: OpTime) -> int:
     With s seconds per FLOP at w rows, s is proportional to 1 + half width / w, for both.
     """
     found = []
-    wide = [one for one in measured.others if one.sample.dtype == "float32" and one.sample.cost.kind == Kind.MATMUL]
+    wide = [one for one in measured.others if (one.sample.cost.kind, one.sample.dtype) == _NARROW]
     for layer in {one.sample.layer for one in measured.narrow}:
-        (few, slow), (many, fast) = (
-            _width_and_slowness([one for one in timed if one.sample.layer == layer], overhead)
-            for timed in (measured.narrow, wide)
-        )
+        both = [[one for one in timed if one.sample.layer == layer] for timed in (measured.narrow, wide)]
+        if len(both[0]) != len(both[1]):  # some did not run here
+            continue
+        (few, slow), (many, fast) = (_width_and_slowness(timed, overhead) for timed in both)
         times = min(max(slow / fast, 1.0), _MOST_TIMES_SLOWER * many / few)
         found.append((times - 1) / (1 / few - times / many))
     return round(statistics.median(found)) if found else HALF_WIDTH
@@ -121,17 +122,20 @@ def _fit_rates(
     rates: List[OpRate] = []
     fits: List[OpTime] = []
     for kind in RATED:
-        unit = OpRate(kind, "float32", Speed(1.0), half_width if kind == Kind.MATMUL else HALF_WIDTH)
-        speeds = {dtype: _speeds(some, overhead, rate=unit) for dtype, some in by_kind.get(kind, {}).items()}
+        units = {
+            dtype: OpRate(kind, dtype, Speed(1.0), half_width if (kind, dtype) == _NARROW else HALF_WIDTH)
+            for dtype in DTYPES
+        }
+        speeds = {dtype: _speeds(some, overhead, rate=units[dtype]) for dtype, some in by_kind.get(kind, {}).items()}
         slow = [one for one in speeds if not _is_explained(by_kind[kind][one], overhead, bandwidth)]
         own = [dtype for dtype in DTYPES if dtype in (speeds if kind in CONTRACTIONS else slow)]
         if "float32" not in speeds or not own:
             continue
         if "float32" not in own:  # it must be there for the others; this high, the bandwidth decides
-            rates.append(unit._replace(flops=Speed(max(speeds["float32"]))))
+            rates.append(units["float32"]._replace(flops=Speed(max(speeds["float32"]))))
         for dtype in own:
             fits.append(summary(speeds[dtype]))
-            rates.append(unit._replace(dtype=dtype, flops=Speed(fits[-1].seconds)))
+            rates.append(units[dtype]._replace(flops=Speed(fits[-1].seconds)))
     counts, spreads = [fit.runs for fit in fits] or [0], [fit.spread for fit in fits] or [0.0]
     return rates, (
         f"medians of {min(counts)} to {max(counts)} layers, "
@@ -162,7 +166,7 @@ def _working(time: OpTime, overhead: OpTime) -> float:
 
 def _work(cost: OpCost, rate: Optional[OpRate] = None, bandwidth: float = 1e30) -> float:
     """Seconds that the cost model gives for an op, without its start, at a rate of its kind or a bandwidth."""
-    rates = () if rate is None else (rate,)
+    rates = () if rate is None else (rate._replace(dtype="float32"),)
     return OpTimes(Device("unit", rates, Speed(bandwidth), None, 0.0, 1, ())).work_seconds(cost)
 
 

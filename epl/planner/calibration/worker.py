@@ -70,7 +70,9 @@ def measure_here(share: float) -> Optional[Measured]:
             times = time_collectives(cluster, job, sessions, ranks, f"{number}", share)
             collectives.setdefault(where, []).extend(times)
         job.stop()
-    ops = _time_ops(cluster, device._replace(memory=device.memory / cluster.worker_num), share)
+    if not device.is_gpu:  # of which each worker has its own
+        device = device._replace(memory=device.memory / cluster.worker_num)
+    ops = _time_ops(cluster, device, share)
     if cluster.worker_index > 0:
         return None
     return Measured(device_model(cluster), device.is_gpu, *device_memory(cluster), ops, collectives)

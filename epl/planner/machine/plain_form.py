@@ -8,7 +8,7 @@ from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Set, Tuple, 
 from epl.planner.machine import entries, presets, quantities
 from epl.planner.machine.entries import EntryPlace
 from epl.planner.machine.machine import Device, Interconnect, LinkLevel, Machine, MachineNode, Measurement, OpRate
-from epl.planner.machine.op_kinds import DTYPES, RATED
+from epl.planner.machine.op_kinds import CONTRACTION, CONTRACTIONS, DTYPES, RATED
 from epl.planner.machine.quantities import shown
 from epl.utils.errors import MachineError
 
@@ -171,6 +171,11 @@ def _rates(plain: Any, place: EntryPlace) -> Tuple[OpRate, ...]:
 def _rate(kind: str, dtype: str, plain: Any, place: EntryPlace) -> OpRate:
     given: Dict[str, int] = {}
     if isinstance(plain, dict) and "half_width" in plain:
+        if kind not in (CONTRACTION, *CONTRACTIONS):
+            raise MachineError(
+                f"{place.at('half_width')}: ops of the kind {kind} have no narrowest dimension; expected it for "
+                f"{', '.join((CONTRACTION, *CONTRACTIONS))} alone."
+            )
         given["half_width"] = entries.count(plain["half_width"], place.at("half_width"), 0)
         plain = {key: value for key, value in plain.items() if key != "half_width"}
     return OpRate(kind, dtype, entries.speed(plain, place, quantities.FLOPS), **given)

@@ -14,6 +14,7 @@ from epl.parallel.plan.hierarchy import costs_of_job
 from epl.parallel.plan.strategy import ForwardOp, Strategy
 from epl.parallel.plan.zero_decisions import DROPS, scatters_gradients
 from epl.parallel.plan.zero_refusals import refuse_stages_with_groups, refuse_v2
+from epl.planner.costs.row_exchanges import LOSSES
 from epl.planner.machine.collective_algorithms import NCCL_PACK_BYTES
 from epl.planner.machine.collective_costs import CollectiveCosts
 from epl.planner.machine.machine import Machine
@@ -252,9 +253,9 @@ def prepare(
     layout = lay_out(strategy, machine, rows)
     options = _options(strategy, layout, Env.get().config if config is None else config)
     facts = known.facts(strategy, layout.stage_of_block)
+    _refuse_rows_of_all(costs, bool(layout.splits), options)
     split = None
     if layout.splits:
-        _refuse_rows_of_all(costs)
         group_rows = sum(layout.rows[rank] for rank in layout.groups[0])
         split = find_split_work(
             strategy, facts, layout.splits, len(layout.groups[0]),
@@ -288,11 +289,19 @@ def predicted(step: PreparedStep, costs: ModelCosts, machine: Machine) -> Predic
     )
 
 
-def _refuse_rows_of_all(costs: ModelCosts) -> None:
-    """Raises NotAvailableError for passes that wait for values of all rows, next to a split: no step can have both."""
-    for one in costs.exchanges:
-        if one.way != RowWay.WRITES:
-            raise NotAvailableError(f"the prediction of {one.decision} with epl.split", "Leave one of the two out.")
+def _refuse_rows_of_all(costs: ModelCosts, is_split: bool, options: StepOptions) -> None:
+    """Raises NotAvailableError for what no step can have whose passes wait for values of all rows.
+
+    In a search the collectives of losses are not known, but that there are such losses is.
+    """
+    decisions = {one.decision for one in costs.exchanges if one.way != RowWay.WRITES}
+    decisions |= {LOSSES}.intersection(costs.uncounted)
+    beside = {"epl.split": is_split}
+    if LOSSES in decisions:
+        beside.update({'zero.level "v2"': options.zero == DROPS, "offload.level": options.offload})
+    for what, is_asked in beside.items():
+        if is_asked and decisions:
+            raise NotAvailableError(f"the prediction of {max(decisions)} with {what}", "Leave one of the two out.")
 
 
 def _options(strategy: Strategy, layout: StrategyLayout, config: Config) -> StepOptions:

@@ -192,7 +192,8 @@ def _candidates(plan: SimulatedPlan) -> List[str]:
         lacks = [] if one.outcome is None else [f"{name} lacks {_bytes(size)}" for name, size in one.outcome.lacks]
         rows.append([one.candidate.name, time, one.refusal or ", ".join(lacks)])
         marks.append(one is plan.search.chosen)
-    return ["<h2>Candidates</h2>", _table(["plan", "time", "why not"], rows, (1,), marks)]
+    notes = [f"<p>{html.escape(one)}</p>" for one in plan.uncounted]
+    return ["<h2>Candidates</h2>", _table(["plan", "time", "why not"], rows, (1,), marks), *notes]
 
 
 def _origins(plan: SimulatedPlan) -> List[str]:

@@ -67,6 +67,14 @@ class SimulatedPlan(NamedTuple):
         """Where the blocks come from."""
         return next((one.origin for one in self.reasons if one.decision == STAGES), self.strategy.blocks_origin)
 
+    @property
+    def uncounted(self) -> List[str]:
+        """What the times of candidates leave out, in sentences."""
+        known = [] if self.model is None or self.search is None else self.model.costs.exchanges
+        late = sorted({one.decision for one in known} - {BATCH_NORMS})
+        words = "candidates were simulated without the collectives of {}, which are decided after the search"
+        return [words.format(one) for one in late]
+
     def lacking(self) -> str:
         """What the devices lack, and what would do, in sentences."""
         devices = [] if self.prediction is None else self.prediction.devices
@@ -104,9 +112,7 @@ class SimulatedPlan(NamedTuple):
             lines += comparison.describe(self.search.compared, self.search.chosen)
             lines += [f"searched by blocks: {self.search.by_blocks}"] if self.search.by_blocks else []
             lines += [self.search.left_out] if self.search.left_out else []
-            late = sorted({one.decision for one in self.model.costs.exchanges} - {BATCH_NORMS})
-            words = "candidates were simulated without the collectives of {}, which are decided after the search"
-            lines += [words.format(one) for one in late]
+            lines += self.uncounted
         compared = [one for one in self.reasons if one.runner_up is not None]
         if compared:
             lines += ["", "why, and what it would cost to decide one thing otherwise:"]
@@ -136,6 +142,7 @@ class SimulatedPlan(NamedTuple):
         if self.search is not None:
             found["candidates"] = [_candidate(one, one is self.search.chosen) for one in self.search.compared]
             found["left_out"] = self.search.left_out
+            found["uncounted"] = self.uncounted
         return json.dumps(found, indent=1) + "\n"
 
 

@@ -44,7 +44,7 @@ def test_matmuls_of_few_rows_tell_how_much_slower_they_are(samples, half_width):
     device, measurements = fitted(samples, given=DEVICE._replace(rates=tuple(rates)))
     assert device.rate(Kind.MATMUL).half_width == pytest.approx(half_width, abs=1)
     assert device.rate(Kind.MATMUL).reached() == pytest.approx(100e9, rel=0.02)
-    assert device.rate(Kind.CONVOLUTION).half_width == HALF_WIDTH
+    assert device.rate(Kind.CONVOLUTION).half_width == HALF_WIDTH == device.rate(Kind.MATMUL, "float64").half_width
     matmuls = [one for one in measurements if one.what.startswith("matmul float32")]
     assert all(one.fitted == pytest.approx(one.seconds, rel=0.02) for one in matmuls)
 

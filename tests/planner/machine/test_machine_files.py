@@ -78,6 +78,10 @@ def test_a_rate_says_with_what_width_half_of_it_is_left(read):
     assert refusal(read, f"nodes: [own]\ndevices: {{own: {{preset: cpu, flops: {rate}}}}}").startswith(
         "m.yaml: devices.own.flops.matmul.float32.half_width is 'few'; expected a whole number from 0 to "
     )
+    rate = "{softmax: {float32: {peak: 1e9, fraction: 1, half_width: 8}}}"
+    assert "ops of the kind softmax have no narrowest dimension; expected it for contraction, matmul" in refusal(
+        read, f"nodes: [own]\ndevices: {{own: {{preset: cpu, flops: {rate}}}}}"
+    )
 
 
 def test_one_name_stands_for_all_contractions_that_have_no_rate_of_their_own():

@@ -13,6 +13,7 @@ from epl.parallel import transformation
 from epl.parallel.strategy import record
 from epl.planner import main
 from epl.planner.costs.graph_costs import GraphCosts
+from epl.planner.costs.row_exchanges import LOSSES
 from epl.planner.machine.collective_algorithms import NCCL_PACK_BYTES
 from epl.planner.prediction.describe import costs_of_rows
 from epl.planner.prediction.prediction import predict
@@ -209,6 +210,16 @@ def test_rows_of_all_replicas_are_refused_with_a_split():
         predict(strategy(costs, devices=2, blocks=blocks), costs, machine(), 4)
     costs.exchanges = (exchange(RowWay.WRITES),)
     assert predict(strategy(costs, devices=2, blocks=blocks), costs, machine(), 4).seconds
+
+
+def test_what_losses_of_all_rows_are_refused_with_is_refused_in_a_search():
+    """Where their collectives are not known yet; else the search would find a plan that cannot be trained."""
+    costs = HandCosts([Layer(weight=600), Layer()])
+    costs.uncounted = (LOSSES,)
+    for more in ({"blocks": [split(2)]}, {"zero__level": "v2"}, {"offload__level": "v0"}):
+        with pytest.raises(NotAvailableError, match='the prediction of replicate.batch "all" with '):
+            predict(strategy(costs, devices=2, **more), costs, machine(), 4)
+    assert predict(strategy(costs, devices=2), costs, machine(), 4).seconds
 
 
 def test_stages_have_their_own():
