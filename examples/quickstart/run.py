@@ -26,13 +26,17 @@ AT_ANY_LEVEL = re.compile(
 
 
 def run(title: str, command: List[str]) -> None:
-    """Runs a command, and shows all that it writes but for lines AT_ANY_LEVEL; ends this program if it fails."""
+    """Runs a command, and shows all that it writes but for lines AT_ANY_LEVEL; ends this program if it fails.
+
+    With `TF_CPP_MIN_LOG_LEVEL` set these are shown, too.
+    """
+    shows_all = "TF_CPP_MIN_LOG_LEVEL" in os.environ
     process = subprocess.Popen(
         command, env=dict(os.environ, PYTHON=sys.executable), stderr=subprocess.PIPE, universal_newlines=True
     )
     assert process.stderr is not None
     for line in process.stderr:
-        if not AT_ANY_LEVEL.match(line):
+        if shows_all or not AT_ANY_LEVEL.match(line):
             sys.stderr.write(line)
             sys.stderr.flush()
     code = process.wait()

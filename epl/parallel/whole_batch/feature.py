@@ -13,6 +13,7 @@ from epl.parallel.feature import Feature, GradientsRequest, RunRequest
 from epl.parallel.plan.replica_groups import replica_groups
 from epl.parallel.plan.sections import WholeBatchSection
 from epl.parallel.plan.stages import stages_of_nodes
+from epl.parallel.plan.whole_batch_refusals import not_proved_with
 from epl.parallel.rewriting.context import RewriteContext
 from epl.parallel.rewriting.row_markers import find_markers
 from epl.parallel.rewriting.training_writes import find_training_writes
@@ -74,13 +75,11 @@ def _refuse(rewrite: RewriteContext) -> None:
     """Raises an EplError for what a loss of all rows is not proved with."""
     graph, config = rewrite.graph, rewrite.config
     beside = {
-        "epl.split": replica_groups(graph) is not None,
-        'zero.level "v2"': config.zero.level == "v2",
-        "offload.level": bool(config.offload.level),
         "batch_norm.sync": config.batch_norm.sync,
         'communication.gradients_reduce_method "sum"': rewrite.plan.reduce_method == "sum",
     }
-    asked = [what for what, is_asked in beside.items() if is_asked]
+    asked = not_proved_with(replica_groups(graph) is not None, config.zero.level, bool(config.offload.level))
+    asked += [what for what, is_asked in beside.items() if is_asked]
     if asked:
         raise NotAvailableError(f"{KEY} with {asked[0]}", "Leave one of the two out.")
     state = graph.state_of(WholeBatch)

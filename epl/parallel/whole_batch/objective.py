@@ -17,7 +17,7 @@ by w_r, and so is each gradient in the backward pass. Behind a sum y = sum of x_
 which the marker of the backward pass becomes (synchronise.py).
 """
 
-from typing import Any, Dict, Iterable, List, NamedTuple, Optional, Sequence, Set, Tuple
+from typing import Any, ContextManager, Dict, Iterable, List, NamedTuple, Optional, Sequence, Set, Tuple
 
 import tensorflow.compat.v1 as tf
 
@@ -212,15 +212,17 @@ class _Wholes(Wholes):
 
     def whole(self, output: Output, now: Values) -> tf.Tensor:
         """In the stage of what a replica has."""
-        op = self._tf_graph.get_operation_by_name(self._view.nodes[output[0]].name)
-        with in_taskgraph(op.graph, taskgraph_index(op)):
+        with self._in_stage_of(output):
             return super().whole(output, now)
 
     def _count(self, rows: Output, now: Values, dim: int) -> tf.Tensor:
         """In the stage of the rows, whichever stage asks for their number first."""
-        op = self._tf_graph.get_operation_by_name(self._view.nodes[rows[0]].name)
-        with in_taskgraph(op.graph, taskgraph_index(op)):
+        with self._in_stage_of(rows):
             return super()._count(rows, now, dim)
+
+    def _in_stage_of(self, output: Output) -> ContextManager[None]:
+        op = self._tf_graph.get_operation_by_name(self._view.nodes[output[0]].name)
+        return in_taskgraph(op.graph, taskgraph_index(op))
 
     def _sum(self, values: Values) -> tf.Tensor:
         return markers.marked(values[0], markers.SUMS)

@@ -42,9 +42,9 @@ def run(rewrite: RewriteContext) -> None:
         made = [_forward(rewrite, name, stage, f"whole batch {n}", rows) for n, name in enumerate(ops)]
         _order(rewrite, made, stage, "forward")
     for stage, ops in of_all_rows.by_stage(rewrite, view, backward).items():
-        taken = [(name, rows.get(forward_of[name])) for name in ops]
         made = [
-            _backward(rewrite, name, stage, f"whole batch {n}", from_each) for n, (name, from_each) in enumerate(taken)
+            _backward(rewrite, name, stage, f"whole batch {n}", rows.get(forward_of[name]))
+            for n, name in enumerate(ops)
         ]
         _order(rewrite, made, stage, "backward")
 

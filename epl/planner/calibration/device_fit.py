@@ -26,7 +26,7 @@ _EXPLAINED = 1.1
 _LEAST_SHARE = 0.05  # of its time that an op works at least, whatever the overhead is
 _NARROW = (Kind.MATMUL, "float32")  # kind and dtype of the ops that are timed with few rows, too
 # A layer with few rows takes at most this share of the time of the one with many rows: else no half width explains it.
-_MOST_TIMES_SLOWER = 0.9
+_MOST_SHARE = 0.9
 
 
 class TimedOp(NamedTuple):
@@ -102,7 +102,7 @@ def _half_width(measured: MeasuredDeviceOps, overhead: OpTime) -> int:
         if len(both[0]) != len(both[1]):  # some did not run here
             continue
         (few, slow), (many, fast) = (_width_and_slowness(timed, overhead) for timed in both)
-        times = min(max(slow / fast, 1.0), _MOST_TIMES_SLOWER * many / few)
+        times = min(max(slow / fast, 1.0), _MOST_SHARE * many / few)
         found.append((times - 1) / (1 / few - times / many))
     return round(statistics.median(found)) if found else HALF_WIDTH
 

@@ -12,6 +12,7 @@ from epl.config.config import Config
 from epl.env import Env
 from epl.parallel.plan.hierarchy import costs_of_job
 from epl.parallel.plan.strategy import ForwardOp, Strategy
+from epl.parallel.plan.whole_batch_refusals import not_proved_with
 from epl.parallel.plan.zero_decisions import DROPS, scatters_gradients
 from epl.parallel.plan.zero_refusals import refuse_stages_with_groups, refuse_v2
 from epl.planner.costs.row_exchanges import LOSSES
@@ -296,12 +297,11 @@ def _refuse_rows_of_all(costs: ModelCosts, is_split: bool, options: StepOptions)
     """
     decisions = {one.decision for one in costs.exchanges if one.way != RowWay.WRITES}
     decisions |= {LOSSES}.intersection(costs.uncounted)
-    beside = {"epl.split": is_split}
+    beside = ["epl.split"] if is_split else []
     if LOSSES in decisions:
-        beside.update({'zero.level "v2"': options.zero == DROPS, "offload.level": options.offload})
-    for what, is_asked in beside.items():
-        if is_asked and decisions:
-            raise NotAvailableError(f"the prediction of {max(decisions)} with {what}", "Leave one of the two out.")
+        beside = not_proved_with(is_split, options.zero, options.offload)
+    if beside and decisions:
+        raise NotAvailableError(f"the prediction of {max(decisions)} with {beside[0]}", "Leave one of the two out.")
 
 
 def _options(strategy: Strategy, layout: StrategyLayout, config: Config) -> StepOptions:
