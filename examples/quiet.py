@@ -9,12 +9,14 @@ TensorFlow 2 is made to build graphs. From 2.16, `tf.layers` and `tf.keras` of g
 the examples ask for it.
 """
 
+import importlib.util
 import logging
 import os
 import sys
 import warnings
 
-os.environ.setdefault("TF_USE_LEGACY_KERAS", "1")
+if importlib.util.find_spec("tf_keras"):  # with TensorFlow 2.15, which has Keras 2 itself, nobody need have it
+    os.environ.setdefault("TF_USE_LEGACY_KERAS", "1")
 if "EPL_TASK_DIR" not in os.environ:
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "1")
     if not sys.warnoptions:

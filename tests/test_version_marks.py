@@ -58,6 +58,7 @@ LEFT_OUT = {
     "runtime/test_server.py": 1,
     "runtime/test_spanning.py": 1,
     "runtime/test_tensorflow_versions.py": 1,
+    "utils/test_deprecations.py": 2,
     "utils/test_graph_mode.py": 2,
 }
 

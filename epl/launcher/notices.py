@@ -4,6 +4,7 @@
 | --- | --- |
 | the lines of level I of TensorFlow's C++ code: devices, XLA, oneDNN, the CPU | one of `CPP_VARIABLES` |
 | of TensorFlow 2: that messages before absl::InitializeLog() go to STDERR; no CUDA driver | the same |
+| of TensorFlow 2.15: that it registers CUDA's libraries twice; no TensorRT | the same |
 | `FutureWarning` of numpy about TensorFlow's own modules | `PYTHONWARNINGS` |
 | `UserWarning` of `tf.layers` that it is deprecated | the same |
 | that a name or an argument of TensorFlow is deprecated | |
@@ -32,6 +33,10 @@ _CPP_INFO = (
 )
 _ABSL_BEGINS = rb"^WARNING: All log messages before absl::InitializeLog\(\) is called are written to STDERR\n"
 _NO_DRIVER = rb"^E\d{4} [\d:.]+ +\d+ cuda_\w+\.cc:\d+\] failed call to cuInit: [^\n]*UNKNOWN ERROR \(303\)\n"
+_REGISTERED_TWICE = (
+    rb"^\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d+: (?:E external/[^\n]*\] Unable to register cu\w+ factory: [^\n]*"
+    rb"|W tensorflow/[^\n]*\] TF-TRT Warning: Could not find TensorRT)\n"
+)
 _FUTURE_WARNING = rb"^" + _INSTALLED + rb"/[^\n:]{1,500}\.py:\d+: FutureWarning: [^\n]*\n  [^\n]*\n"
 _LAYERS_WARNING = (
     rb"^[^\n:]{1,500}\.py:\d+: UserWarning: `(?:tf|layer)\.[\w.]+` is deprecated and will be removed in a future "
@@ -70,7 +75,7 @@ class NoticeFilter:
         """
         patterns: List[bytes] = [_DEPRECATION, _KERAS_THREADS]
         if not any(name in environ for name in CPP_VARIABLES):
-            patterns += [_CPP_INFO, _ABSL_BEGINS, _NO_DRIVER]
+            patterns += [_CPP_INFO, _ABSL_BEGINS, _NO_DRIVER, _REGISTERED_TWICE]
         if "PYTHONWARNINGS" not in environ:
             patterns += [_FUTURE_WARNING, _LAYERS_WARNING]
         self._notice = re.compile(b"|".join(patterns), re.MULTILINE)

@@ -18,10 +18,13 @@ LAUNCHER = os.path.join(ROOT, "tools", "epl-launch")
 BATCH_SIZE = 32  # of train.py and train_parallel.py
 WORKERS, DEVICES = 2, 2
 ENOUGH = 0.95
-# What TensorFlow 2 writes at any level: that it has oneDNN, and that there is no driver of a GPU.
+# What TensorFlow 2 writes at any level: that it has oneDNN, and that there is no driver of a GPU; TensorFlow 2.15 also
+# that it registers CUDA's libraries twice, and that TensorRT is missing.
 AT_ANY_LEVEL = re.compile(
     r"WARNING: All log messages before absl::InitializeLog\(\)|I\d{4} [\d:.]+ +\d+ \w+\.cc:\d+\] "
     r"|E\d{4} [^\n]* failed call to cuInit: [^\n]*UNKNOWN ERROR \(303\)"
+    r"|\d{4}-[\d:. -]+: (?:E external/[^\n]*\] Unable to register cu\w+ factory"
+    r"|W tensorflow/[^\n]*\] TF-TRT Warning: Could not find TensorRT)"
 )
 
 

@@ -41,11 +41,19 @@ NO_DRIVER = (
     b"call to cuInit: UNKNOWN ERROR (303)\n"
 )
 ONE_DNN = CPP.replace(b"tensorflow/core/platform/cpu_feature_guard.cc", b"external/local_tsl/tsl/util/port.cc")
+TWICE = (
+    b"2026-11-29 06:39:39.757623: E external/local_xla/xla/stream_executor/cuda/cuda_dnn.cc:9261] Unable to register "
+    b"cuDNN factory: Attempting to register factory for plugin cuDNN when one has already been registered\n"
+)
+NO_TENSORRT = (
+    b"2026-11-29 06:39:41.785117: W tensorflow/compiler/tf2tensorrt/utils/py_utils.cc:38] TF-TRT Warning: Could not "
+    b"find TensorRT\n"
+)
 LAYERS = (
     b"/home/me/train.py:12: UserWarning: `tf.layers.dense` is deprecated and will be removed in a future version. "
     b"Please use `tf.keras.layers.Dense` instead.\n  x = tf.layers.dense(x, 4)\n"
 )
-OF_TENSORFLOW_2 = [ABSL_BEGINS, ABSL_INFO, INSTRUCTIONS, NO_DRIVER, ONE_DNN, LAYERS]
+OF_TENSORFLOW_2 = [ABSL_BEGINS, ABSL_INFO, INSTRUCTIONS, NO_DRIVER, TWICE, NO_TENSORRT, ONE_DNN, LAYERS]
 NOTICES = [*OF_TENSORFLOW_2, CPP, FUTURE, NAME, CALL, ARGUMENT, ABSL, TWO_LINES, CROSS_ENTROPY, KERAS]
 SHOWN = [
     CPP.replace(b": I ", b": W "),

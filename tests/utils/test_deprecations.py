@@ -7,9 +7,14 @@ import os
 import subprocess
 import sys
 
+import pytest
 import tensorflow.compat.v1 as tf
 from tensorflow.python.util import tf_decorator
 
+# `import epl` wraps Estimators where there are some, and so imports them.
+pytestmark = pytest.mark.tensorflow(
+    "1", "2.21", reason="TensorFlow 2.15 deprecates tf.train's hooks with its Estimators"
+)
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 SCRIPT = """
 import numpy as np
