@@ -33,3 +33,12 @@ def test_a_model(oracle: Oracle, topology: Tuple[int, int], choices: Dict[str, s
                 (part,) = [value[0] for key, value in parts.items() if key.endswith(name)]
                 smaller = [at for at, size in enumerate(part.shape) if size < reference[name].shape[at]]
                 assert smaller == [dim]
+
+
+@pytest.mark.parametrize("topology,groups", [((1, 2), 1), ((2, 1), 1), ((2, 2), 2), ((2, 2), 1)], ids=str)
+def test_parts_of_pictures(oracle: Oracle, topology: Tuple[int, int], groups: int) -> None:
+    choices = {"*/Conv2D": "shard(1)", "*/Tanh": "shard(1)", "pool": "shard(1)"}
+    answers = oracle.check(
+        topology, splits.train, name="pictures", optimizer="momentum", groups=groups, choices=choices
+    )
+    assert all(len(answer.results["parts"]) == topology[1] for answer in answers)

@@ -12,7 +12,7 @@ def known_ndims(tensor: tf.Tensor) -> int:
     return ndims
 
 
-def slice_along(tensor: tf.Tensor, dim: int, begin: Any, size: tf.Tensor) -> tf.Tensor:
+def slice_along(tensor: tf.Tensor, dim: int, begin: Any, size: Any) -> tf.Tensor:
     """The `size` rows of dimension `dim` from row `begin` on, and all of the other dimensions."""
     before, after = dim, (tensor.shape.ndims or 0) - dim - 1
     begins = [0] * before + [tf.cast(begin, tf.int32)] + [0] * after

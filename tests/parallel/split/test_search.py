@@ -13,6 +13,7 @@ from epl.parallel.split import search as search_module
 from epl.parallel.split.given_choices import planned
 from epl.parallel.split.groups import SplitPlan
 from epl.parallel.split.report import REFUSED_BYTES, moved_bytes, refuse_full_variables, table
+from epl.parallel.split.resharding_paths import Link
 from epl.parallel.split.search import reshardings, search
 from epl.parallel.split.section import section_of
 from epl.utils.errors import PlanError
@@ -50,6 +51,30 @@ def test_the_bias_of_a_column_goes_with_it(wire):
     split = Split(lambda: dense_pair(biased=True), 4, 0, wire, costs={})
     assert split.placements["bias"] == shard(0, (1024,) * 4)
     assert split.kinds() == [["AllReduce"], ["AllReduce"]]
+
+
+def convolutions(height, channels):
+    def build():
+        hidden, before = outside(1, height, height, channels)
+        for layer in ("one", "two"):
+            kernel = weights(layer, 3, 3, channels, channels)
+            hidden = tf.nn.relu(tf.nn.conv2d(hidden, kernel, padding="SAME", strides=1))
+        return Model(tf.reduce_sum(tf.square(hidden)), [], before)
+
+    return build
+
+
+def test_a_large_picture_is_cut_along_its_height(wire):
+    split = Split(convolutions(256, 16), 4, 0, wire, costs={"link": Link(1e-6, 1e9), "full_variable": 1.0})
+    assert split.placements == {"one": REPLICATED, "two": REPLICATED}
+    steps = zip(split.program.steps, split.decision.choices)
+    cut = {str(step.choices[choice].outputs[0]) for step, choice in steps if step.op.type in ("Conv2D", "Relu")}
+    assert cut == {"shard(1: 64+64+64+64)"}
+
+
+def test_large_kernels_of_a_small_picture_are_cut(wire):
+    split = Split(convolutions(8, 512), 4, 0, wire, costs={"link": Link(1e-6, 1e9), "full_variable": 1.0})
+    assert all(placement.is_shard for placement in split.placements.values())
 
 
 def test_attention_is_split_by_heads(wire):

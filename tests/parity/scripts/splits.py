@@ -125,6 +125,19 @@ def two_tables(x: tf.Tensor, ids: tf.Tensor, y: tf.Tensor, replicate: Scope, spl
 
 
 @split_model
+def pictures(x: tf.Tensor, ids: tf.Tensor, y: tf.Tensor, replicate: Scope, split: Scope) -> tf.Tensor:
+    """Convolutions and pools whose windows overlap, on pictures of 16 by 5 pixels."""
+    initial = tf.random_normal_initializer(stddev=0.3, seed=3)
+    with replicate():
+        pixels = tf.reshape(dense(x, 16 * 5 * 2, "pixels", tf.nn.tanh), [-1, 16, 5, 2])
+    with split():
+        hidden = tf.layers.conv2d(pixels, 4, 3, 1, "same", name="one", activation=tf.tanh, kernel_initializer=initial)
+        hidden = tf.nn.max_pool(hidden, [1, 3, 3, 1], [1, 2, 2, 1], "SAME", name="pool")
+        hidden = tf.layers.conv2d(hidden, 3, 5, 2, "same", name="two", activation=tf.tanh, kernel_initializer=initial)
+        return cross_entropy(y, dense(tf.reshape(hidden, [-1, 4 * 2 * 3]), CLASSES, "classes"))
+
+
+@split_model
 def encoder(x: tf.Tensor, ids: tf.Tensor, y: tf.Tensor, replicate: Scope, split: Scope) -> tf.Tensor:
     """A Transformer encoder: attention by heads, two dense layers, norms; embeddings tied with the scores of words."""
     heads, size, width = 4, 16, 64

@@ -1,5 +1,6 @@
-"""Rules of convolutions and pooling, cut over images, input channels (leaves partial sums) or output channels."""
+"""Rules of convolutions and pooling: cut over images, positions, input channels (leaves partial sums) or outputs."""
 
+import math
 from typing import Iterator, List, Tuple
 
 import tensorflow.compat.v1 as tf
@@ -14,7 +15,17 @@ from epl.parallel.sharding.rules.common import (
     replaced,
     text_attr,
 )
+from epl.parallel.sharding.rules.halos import cut_positions
 from epl.parallel.sharding.rules.registry import Choice, Emission, Emit, OpInfo, rule, shard_choices
+
+# What a pool takes for pixels beyond the image. The mean is over those that are there, whatever they are.
+_BEYOND = {"MaxPool": -math.inf, "MaxPool3D": -math.inf}
+
+
+def _positions(op: OpInfo) -> List[int]:
+    """The dimensions of a batch of images that are neither images nor channels."""
+    first = 2 if text_attr(op, "data_format").startswith("NC") else 1
+    return list(range(first, first + len(op.inputs[0].shape or ()) - 2))
 
 
 def _image(op: OpInfo, channels: str, positions: int = 2) -> Labels:
@@ -29,7 +40,8 @@ def _convolution(op: OpInfo) -> Iterator[Choice]:
     positions = 3 if op.type == "Conv3D" else 2
     kernel = [None] * positions + ["in", "out"]
     image, result = _image(op, "in", positions), _image(op, "out", positions)
-    return never_empty(labelled(op, [image, kernel], [result], summed=["in"]))
+    yield from never_empty(labelled(op, [image, kernel], [result], summed=["in"]))
+    yield from cut_positions(op, _positions(op), op.inputs[1].shape or [None] * positions, 0.0)
 
 
 @rule("Conv2DBackpropInput", "Conv3DBackpropInputV2")
@@ -59,6 +71,7 @@ def _depthwise(op: OpInfo) -> Iterator[Choice]:
     """Every channel gives `multiplier` channels of the result, next to each other."""
     yield from labelled(op, [_image(op, ""), [None] * 4], [_image(op, "")])
     kernel = op.inputs[1].shape
+    yield from cut_positions(op, _positions(op), kernel or [None] * 2, 0.0)
     if kernel is None or kernel[2] is None or kernel[3] is None:
         return
     channels = _image(op, "c").index("c")
@@ -74,6 +87,8 @@ def _pool(op: OpInfo) -> Iterator[Choice]:
     labels = [label if size == 1 else None for label, size in zip(image, window)]
     yield from never_empty(labelled(op, [labels], [labels]))
     # A pool over channels mixes those of several shards, so that channels are not cut.
+    positions = _positions(op)
+    yield from cut_positions(op, positions, [window[dim] for dim in positions], _BEYOND.get(op.type))
 
 
 @rule("MaxPoolV2")
@@ -85,8 +100,8 @@ def _pool_v2(op: OpInfo) -> Iterator[Choice]:
 
 @rule("LRN")
 def _local_response(op: OpInfo) -> Iterator[Choice]:
-    """Channels are normalised by their neighbours, so only images are cut."""
-    return labelled(op, [["n", None, None, None]], [["n", None, None, None]])
+    """Channels are normalised by their neighbours, so they are not cut."""
+    return labelled(op, [["n", "h", "w", None]], [["n", "h", "w", None]])
 
 
 # ---- Batch norm

@@ -1,0 +1,105 @@
+"""Images cut along their height or width: each rank computes its part of the result, and takes halos for it.
+
+A halo is what a window at the edge of a part reaches of the neighbour's part: FlexFlow's "attribute" dimension. With 2
+ranks, 8 rows of pixels, a window of 3 and SAME padding:
+
+    rank 0     padding  [0 1 2 3]  4              the rows of its part, and the halos
+    rank 1            3 [4 5 6 7]  padding
+
+Parts are equal and begin at a multiple of the stride, so that every rank runs the same op, with VALID padding, on its
+part and two halos. Where the windows do not overlap there is no halo, and the op runs on the part as it is.
+"""
+
+from typing import Dict, Iterator, List, NamedTuple, Optional, Sequence
+
+import tensorflow.compat.v1 as tf
+
+from epl.parallel.sharding.placements import REPLICATED, shard
+from epl.parallel.sharding.rules.common import all_reduced, text_attr
+from epl.parallel.sharding.rules.registry import Choice, Emission, Emit, OpInfo
+from epl.parallel.sharding.slices import known_ndims, slice_along
+
+
+class _Reach(NamedTuple):
+    """How many rows (or columns) the windows of a result reach beyond the image that it is computed from."""
+
+    before: int
+    after: int
+
+
+def cut_positions(
+    op: OpInfo, positions: Sequence[int], windows: Sequence[Optional[int]], filled_with: Optional[float]
+) -> Iterator[Choice]:
+    """The choices of an op on a batch of images, its first input, which cut one of its positions.
+
+    Args:
+      op: takes images, and maybe a kernel; gives images.
+      positions: the dimensions of an image that windows move along.
+      windows: the size of a window along each; None if it is not known.
+      filled_with: what the op takes for pixels beyond the image; None: no number does, so that there are no halos.
+    """
+    image, ratios = op.inputs[0], op.ratios or (1,)
+    reaches = {dim: _reach(op, dim, window) for dim, window in zip(positions, windows)}
+    for dim, reach in reaches.items():
+        step = op.ranks * op.attrs["strides"][dim]
+        size = None if image.shape is None else image.shape[dim]
+        if reach is None or size is None or size % step or dim == image.batch or len(set(ratios)) > 1:
+            continue
+        emit, moved = None, 0.0
+        if any(reach):
+            if filled_with is None or None in reaches.values() or max(reach) > size // op.ranks:
+                continue
+            emit = _with_halos(dim, {other: found or _Reach(0, 0) for other, found in reaches.items()}, filled_with)
+            edges = [sum(reach) * op.ranks if at == dim else extent for at, extent in enumerate(image.shape or ())]
+            moved = all_reduced(op, edges, image.dtype.size, 1.5)  # gathered forward, all-reduced backward
+        into, out = (shard(dim, (part // op.ranks,) * op.ranks) for part in (size, size // op.attrs["strides"][dim]))
+        yield Choice((into, *[REPLICATED] * (len(op.inputs) - 1)), (out,), emit, moved)
+
+
+def _reach(op: OpInfo, dim: int, window: Optional[int]) -> Optional[_Reach]:
+    """The padding of one dimension; None if it is not known, or windows leave out a part of the image."""
+    image, stride = op.inputs[0], op.attrs["strides"][dim]
+    size = None if image.shape is None else image.shape[dim]
+    padding = text_attr(op, "padding")
+    if size is None or window is None or padding not in ("SAME", "VALID"):
+        return None
+    extent = (window - 1) * (op.attrs.get("dilations") or [1] * len(op.attrs["strides"]))[dim] + 1
+    total = max((-(-size // stride) - 1) * stride + extent - size, 0)
+    if padding == "VALID" and total:
+        return None
+    return _Reach(total // 2, total - total // 2)
+
+
+def _with_halos(dim: int, reaches: Dict[int, _Reach], filled_with: float) -> Emit:
+    """Runs the op on the part with its halos, padded along the other positions as SAME does."""
+
+    def emit(emission: Emission, op: OpInfo, inputs: List[tf.Tensor]) -> List[tf.Tensor]:
+        image = _extended(emission, inputs[0], dim, reaches[dim], filled_with)
+        others = {other: reach for other, reach in reaches.items() if other != dim and any(reach)}
+        return emission.same([_padded(image, others, filled_with)] + inputs[1:], padding="VALID")
+
+    return emit
+
+
+def _extended(emission: Emission, part: tf.Tensor, dim: int, reach: _Reach, filled_with: float) -> tf.Tensor:
+    """The part between its halos: all ranks get the edges of all parts, in order, and each takes those next to its own.
+
+    |   padding   | first, last of part 0 | first, last of part 1 | ... |   padding   |
+    """
+    before, after = reach
+    both = before + after
+    last = slice_along(part, dim, tf.shape(part)[dim] - before, before)
+    edges = tf.concat([slice_along(part, dim, 0, after), last], dim)
+    gathered = emission.enter(emission.gather(edges, shard(dim, (both,) * emission.ranks)))
+    gathered = _padded(gathered, {dim: _Reach(both, both)}, filled_with)
+    ranks = range(emission.ranks)
+    halo_before = slice_along(gathered, dim, emission.own([rank * both + after for rank in ranks], tf.int32), before)
+    halo_after = slice_along(gathered, dim, emission.own([(rank + 2) * both for rank in ranks], tf.int32), after)
+    return tf.concat([halo_before, part, halo_after], dim)
+
+
+def _padded(image: tf.Tensor, reaches: Dict[int, _Reach], filled_with: float) -> tf.Tensor:
+    if not reaches:
+        return image
+    sizes = [list(reaches.get(dim, (0, 0))) for dim in range(known_ndims(image))]
+    return tf.pad(image, sizes, constant_values=tf.constant(filled_with, image.dtype))
