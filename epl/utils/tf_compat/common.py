@@ -336,11 +336,6 @@ def ops_since(graph: tf.Graph, last_id: int) -> List[tf.Operation]:
     return ops_between(graph, last_id, last_op_id(graph))
 
 
-def creation_frames(op: tf.Operation) -> Iterator[Tuple[str, int]]:
-    """(file, line) of the calls that created an op, the innermost first; without reading the files."""
-    return ((frame.filename, frame.lineno) for frame in reversed(frames_of(op)))
-
-
 @contextlib.contextmanager
 def noting_ops(graph: tf.Graph, note: Callable[[List[tf.Operation]], None]) -> Iterator[None]:
     """Gives the ops that are created inside to `note`, also when the block ends by an error."""
