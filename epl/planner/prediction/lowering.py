@@ -8,7 +8,7 @@ A device is one (class, stage). The passes of a device follow each other in the 
 output of an op: it is there from the start of its op to the end of the last op that takes it.
 """
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections import Counter
 from typing import Dict, List, NamedTuple, Optional, Sequence, Set, Tuple
 
@@ -432,8 +432,8 @@ class StepLowering:
         """After a piece of the last backward pass: reduces complete buckets, and applies what needs no reduction."""
         device, cuts = self._device(number, stage), self._plans.cuts[stage]
         parts = self._parts_of(device, self._own(number, stage), stage)
-        for part in parts:
-            if piece[0] <= part.begin < piece[1] and self._members(cuts.buckets[part.bucket]) == 1:
+        for part in _completed_by(piece, parts):
+            if self._members(cuts.buckets[part.bucket]) == 1:
                 buffers = [self._sums.pop((device, part.begin, part.bucket))]
                 if self._options.checks:
                     self._unchecked.setdefault(device, []).append(_Update(part.update, buffers))
@@ -757,11 +757,16 @@ class StepLowering:
             all_parts = self._parts_of(device, own, stage)
             found = []
             for piece, temporary in zip(pieces, own.work.backward_temporary(pieces, weights)):
-                parts = tuple(one for one in all_parts if piece[0] <= one.begin < piece[1])
-                found.append(_BackwardPiece(piece, own.work.backward_seconds(piece), temporary, parts))
+                parts = _completed_by(piece, all_parts)
+                found.append(_BackwardPiece(piece, own.work.backward_seconds(piece), temporary, tuple(parts)))
             self._backwards[key] = found
         return self._backwards[key]
 
 
 def _piece_with(pieces: Sequence[Piece], position: int) -> int:
-    return next(at for at, (begin, end) in enumerate(pieces) if begin <= position < end)
+    return bisect_left(pieces, (position + 1,)) - 1  # they follow each other from position 0 on
+
+
+def _completed_by(piece: Piece, parts: Sequence[_GradientPart]) -> Sequence[_GradientPart]:
+    """The parts that a piece completes, of parts in the order of their begins."""
+    return parts[bisect_left(parts, piece[:1]) : bisect_left(parts, piece[1:])]

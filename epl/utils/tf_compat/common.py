@@ -38,7 +38,6 @@ from epl.utils.tf_compat.chosen import (
     KERAS_BACKENDS,
     c_api,
     c_operation,
-    frames_of,
     import_nodes,
     last_op_id,
     op_def,
