@@ -13,7 +13,8 @@ _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 
 def user_place(op: tf.Operation) -> Optional[Tuple[str, int]]:
     """File and line of the user's program that made an op: the innermost call outside of libraries; None: a library."""
-    return next(((name, line) for name, line in tf_compat.creation_frames(op) if _is_of_user(name)), None)
+    frames = reversed(tf_compat.frames_of(op))
+    return next(((frame.filename, frame.lineno) for frame in frames if _is_of_user(frame.filename)), None)
 
 
 @functools.lru_cache(maxsize=None)

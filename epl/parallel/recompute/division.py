@@ -94,12 +94,12 @@ def least_peak(chain: Chain, candidates: Sequence[int], last_is_whole: bool = Tr
     table = _Table(chain, candidates)
     low, high = 0, int(table.kept.max() + table.own.max())
     while low < high:
-        middle = (low + high) // 2
-        if _within(table, middle) is None:
-            low = middle + 1
+        starts, bound = _within(table, (low + high) // 2)
+        if starts is None:
+            low = bound
         else:
-            high = middle
-    starts = _within(table, low)
+            high = bound
+    starts, _ = _within(table, low)
     assert starts is not None
     ends = starts[1:] + [len(table.points) - 1]
     whole = (len(starts) - 1,) if last_is_whole else ()
@@ -107,24 +107,33 @@ def least_peak(chain: Chain, candidates: Sequence[int], last_is_whole: bool = Tr
     return Division(tuple(table.points[start] for start in starts[1:]), whole, low, flops)
 
 
-def _within(table: _Table, limit: int) -> Optional[List[int]]:
-    """Where segments begin so that the peak is at most `limit` and the fewest bytes are kept, or None."""
+def _within(table: _Table, limit: int) -> Tuple[Optional[List[int]], int]:
+    """Where segments begin so that the peak is at most `limit` and the fewest bytes are kept, or None.
+
+    Returns:
+      Also that peak; without segments the least limit that allows more of them than this one.
+    """
     count = len(table.points)
     none = np.iinfo(np.int64).max // 4
     least = np.full([count], none, np.int64)  # bytes kept of the ops before each candidate
     least[0] = 0
     source = [0] * count
+    peak, higher = [0] * count, none
     for end in range(1, count):
         kept = least[:end] + table.kept[:end, end]
-        possible = np.where(kept + table.own[:end, end] <= limit, kept, none)
-        source[end] = int(possible.argmin())
-        least[end] = possible[source[end]]
+        peaks = kept + table.own[:end, end]
+        is_possible = peaks <= limit
+        possible = np.where(is_possible, kept, none)
+        start = int(possible.argmin())
+        source[end], least[end] = start, possible[start]
+        peak[end] = max(peak[start], int(peaks[start]))
+        higher = min(higher, int(np.where(is_possible, none, peaks).min()))
     if least[-1] >= none:
-        return None
+        return None, higher
     starts = [source[-1]]
     while starts[0]:
         starts.insert(0, source[starts[0]])
-    return starts
+    return starts, peak[-1]
 
 
 class _State(NamedTuple):

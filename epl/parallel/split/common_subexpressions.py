@@ -26,12 +26,18 @@ class CommonSubexpressions:
         self._first: Dict[tf.Operation, tf.Operation] = {}
 
     def find(
-        self, op: tf.Operation, inputs: Sequence[Hashable], shapes: Sequence[Hashable], how: Hashable = ()
+        self,
+        op: tf.Operation,
+        node: tf.NodeDef,
+        inputs: Sequence[Hashable],
+        shapes: Sequence[Hashable],
+        how: Hashable = (),
     ) -> Optional[tf.Operation]:
         """The earlier op that computes the same values, None if there is none; remembers the op.
 
         Args:
           op: the op. A stateful op, such as one that draws random numbers, is equal to no other.
+          node: its definition.
           inputs: keys of its inputs; equal only for tensors with the same values.
           shapes: static shapes of its outputs.
           how: what else ops must have in common, such as the ratios in which they are cut.
@@ -40,7 +46,7 @@ class CommonSubexpressions:
             return None
         attrs = tuple(
             (name, value.SerializeToString(deterministic=True))
-            for name, value in sorted(op.node_def.attr.items())
+            for name, value in sorted(node.attr.items())
             if name not in _SAY_NOTHING
         )
         controls = frozenset(self.first(before) for before in op.control_inputs)

@@ -284,15 +284,15 @@ class Program:
         outputs = tuple(
             TensorInfo(self._shape(output), output.dtype.base_dtype, _constant(output)) for output in op.outputs
         )
-        kept = op in self._region.kept
+        kept, node = op in self._region.kept, op.node_def
         ratios = self._ratios_of(op, inputs)
         if not kept and min(inputs, default=-1) >= 0 and not self.fixed.issuperset(inputs):
             shapes = [info.shape for info in outputs]
-            first = self.equal.find(op, [self._identity(number) for number in inputs], shapes, ratios)
+            first = self.equal.find(op, node, [self._identity(number) for number in inputs], shapes, ratios)
             if first is not None:
                 self.number.update(zip(op.outputs, [self.number[output] for output in first.outputs]))
                 return
-        bare = OpInfo(op.type, op.name, _attrs(op), taken, outputs, self.ranks, self._granularities, ratios)
+        bare = OpInfo(op.type, op.name, _attrs(op, node), taken, outputs, self.ranks, self._granularities, ratios)
         batches = self._batches(bare, known, kept)
         if any(number in self._unsure for number in inputs):
             self._unsure.update(range(len(self.values), len(self.values) + len(outputs)))
@@ -320,7 +320,7 @@ class Program:
             self._ratios_of_values[added[-1]] = ratios
         full = bare._replace(outputs=infos)
         # A gradient function of the user's own takes full tensors: it may compute a norm.
-        whole = kept or _OWN_GRADIENT in op.node_def.attr
+        whole = kept or _OWN_GRADIENT in node.attr
         choices = () if whole else tuple(choices_of(full))
         draws = draws_numbers(op) or (calls_python(op) and not kept)
         self.steps.append(Step(op, inputs, tuple(added), full, choices, kept, draws, 0.0))
@@ -391,7 +391,7 @@ class Program:
     # ---- Times.
 
     def _set_seconds(self) -> None:
-        ops = [FullOp(step.op, self._op_inputs(step), self._op_outputs(step)) for step in self.steps]
+        ops = [FullOp(step.op.node_def, self._op_inputs(step), self._op_outputs(step)) for step in self.steps]
         seconds = step_seconds(ops, self._times)
         self.steps = [step._replace(seconds=one) for step, one in zip(self.steps, seconds)]
 
@@ -470,5 +470,5 @@ def _constant(tensor: tf.Tensor) -> Optional[np.ndarray]:
     return None
 
 
-def _attrs(op: tf.Operation) -> Dict[str, Any]:
-    return {name: op.get_attr(name) for name in op.node_def.attr if not name.startswith("_")}
+def _attrs(op: tf.Operation, node: tf.NodeDef) -> Dict[str, Any]:
+    return {name: op.get_attr(name) for name in node.attr if not name.startswith("_")}

@@ -31,7 +31,7 @@ class OpTensor(NamedTuple):
 class FullOp(NamedTuple):
     """An op of the unsplit program, with its data inputs and its outputs."""
 
-    op: tf.Operation
+    node: tf.NodeDef
     inputs: Tuple[OpTensor, ...]
     outputs: Tuple[OpTensor, ...]
 
@@ -47,15 +47,15 @@ def _seconds(one: FullOp, after: Backward, times: OpTimes) -> float:
     taken, given = ([tensor.type for tensor in some] for some in (one.inputs, one.outputs))
     if not given or any(tensor.shape is None for tensor in taken + given):
         return 0.0
-    forward = times.work_seconds(op_cost(one.op.node_def, taken, given))
+    forward = times.work_seconds(op_cost(one.node, taken, given))
     return forward + sum(run.times * times.work_seconds(run.cost()) for run in after.runs)
 
 
 def _signature(one: FullOp) -> Signature:
     variables = tuple(tensor.variable for tensor in one.inputs)
     return Signature(
-        one.op.type,
-        backward.attributes_of(node_wire.read_node(one.op.node_def.SerializeToString()).serialized_attrs),
+        one.node.op,
+        backward.attributes_of(node_wire.read_node(one.node.SerializeToString()).serialized_attrs),
         tuple(tensor.type for tensor in one.inputs),
         tuple(tensor.type for tensor in one.outputs),
         tuple(tensor.constant for tensor in one.inputs),

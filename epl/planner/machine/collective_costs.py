@@ -76,9 +76,10 @@ class CollectiveCosts:
             raise MachineError(f"there is no cost of {collective!r}; expected one of {', '.join(KINDS)}.")
         if not nbytes >= 0 or math.isinf(nbytes):
             raise MachineError(f"a collective of {nbytes} bytes has no cost; expected a number of bytes from 0 on.")
-        key = (collective, self.routes.ordered(devices))
+        key = (collective, tuple(devices))
         if key not in self._known:
-            self._known[key] = self._algorithm(collective, key[1]) if len(key[1]) > 1 else NOTHING
+            ordered = self.routes.ordered(devices)
+            self._known[key] = self._algorithm(collective, ordered) if len(ordered) > 1 else NOTHING
         return self._known[key].cost(nbytes)
 
     def _algorithm(self, collective: str, devices: Devices) -> Algorithm:

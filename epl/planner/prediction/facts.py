@@ -8,6 +8,8 @@ Ops are given by number, in the order of the forward pass; the backward pass run
 
 from typing import Dict, FrozenSet, List, NamedTuple, Sequence, Set, Tuple
 
+import numpy as np
+
 from epl.ir import op_types
 from epl.ir.dataflow import ALIASES
 from epl.parallel.plan.strategy import OUTSIDE, Strategy
@@ -39,6 +41,30 @@ class TrainedVariable(NamedTuple):
     rows: Tuple[Tuple[Output, Output], ...]
 
 
+class StageOps(NamedTuple):
+    """The ops of a stage; a position is that of an op among them.
+
+    Attributes:
+      ops: their numbers, in order.
+      index: the same as an array.
+      position: by op.
+      producers: by position, the positions of the ops of the stage that it takes from.
+      memory, last_use: `ModelFacts.memory_of` and `ModelFacts.last_use` as positions.
+      from_data, has_gradient: as in `ModelFacts`.
+      leaves: whether another stage takes an output, or one that shares its memory.
+    """
+
+    ops: Tuple[int, ...]
+    index: np.ndarray
+    position: Dict[int, int]
+    producers: Tuple[Tuple[int, ...], ...]
+    memory: np.ndarray
+    last_use: np.ndarray
+    from_data: np.ndarray
+    has_gradient: np.ndarray
+    leaves: np.ndarray
+
+
 class ModelFacts(NamedTuple):
     """What matters of a model.
 
@@ -52,6 +78,7 @@ class ModelFacts(NamedTuple):
       variables: the trained ones, by number of the op.
       crossing: (stage, later stage) -> the outputs that the later one takes.
       takers: (stage, later stage) -> each such output -> (op, position) of the inputs that take it.
+      stages: the ops of each.
     """
 
     ops: Sequence[ModelOp]
@@ -63,10 +90,7 @@ class ModelFacts(NamedTuple):
     variables: Tuple[TrainedVariable, ...]
     crossing: Dict[Tuple[int, int], Tuple[Output, ...]]
     takers: Dict[Tuple[int, int], Dict[Output, List[Tuple[int, int]]]]
-
-    def of_stage(self, stage: int) -> List[int]:
-        """The ops of a stage."""
-        return [op for op, own in enumerate(self.stage_of) if own == stage]
+    stages: Tuple[StageOps, ...]
 
 
 def find_facts(strategy: Strategy, costs: ModelCosts, stage_of_block: Sequence[int]) -> ModelFacts:
@@ -111,7 +135,7 @@ def find_facts(strategy: Strategy, costs: ModelCosts, stage_of_block: Sequence[i
                 )
     floating = [any(_is_floating(text) for text in op.outputs) for op in strategy.ops]
     has_gradient = tuple(flows and (is_float or op.is_trained) for flows, is_float, op in zip(trained, floating, ops))
-    return ModelFacts(
+    facts = ModelFacts(
         ops,
         stage_of,
         tuple(from_data),
@@ -121,6 +145,27 @@ def find_facts(strategy: Strategy, costs: ModelCosts, stage_of_block: Sequence[i
         _variables(strategy, ops, from_data, stage_of),
         {stages: tuple(outputs) for stages, outputs in crossing.items()},
         crossing,
+        (),
+    )
+    return facts._replace(stages=tuple(_stage_ops(facts, stage) for stage in range(max(stage_of_block) + 1)))
+
+
+def _stage_ops(facts: ModelFacts, stage: int) -> StageOps:
+    ops = tuple(op for op, own in enumerate(facts.stage_of) if own == stage)
+    position = {op: at for at, op in enumerate(ops)}
+    inputs = [facts.ops[op].inputs for op in ops]
+    leaving = {op for stages, sent in facts.crossing.items() if stages[0] == stage for op, _ in sent}
+    leaving |= {facts.memory_of[op] for op in leaving}
+    return StageOps(
+        ops,
+        np.asarray(ops, int),
+        position,
+        tuple(tuple({position[one] for one, _ in taken if one in position}) for taken in inputs),
+        np.asarray([position[facts.memory_of[op]] for op in ops], int),
+        np.asarray([position[facts.last_use[op]] for op in ops], int),
+        np.asarray([facts.from_data[op] for op in ops], bool),
+        np.asarray([facts.has_gradient[op] for op in ops], bool),
+        np.asarray([op in leaving for op in ops], bool),
     )
 
 

@@ -8,7 +8,7 @@ A device is one (class, stage). The passes of a device follow each other in the 
 output of an op: it is there from the start of its op to the end of the last op that takes it.
 """
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections import Counter
 from typing import Dict, List, NamedTuple, Optional, Sequence, Set, Tuple
 
@@ -134,7 +134,7 @@ class StepLowering:
         self._facts, self._costs, self._layout, self._traffic = facts, costs, layout, traffic
         self._classes, self._plans, self._split, self._options = classes, plans, split, options
         self._num_stages = len(layout.stages)
-        self._positions = [{op: at for at, op in enumerate(cuts.ops)} for cuts in plans.cuts]
+        self._positions = [ops.position for ops in facts.stages]
         self.builder = ProgramBuilder(
             [
                 None if cores is None else SharedCores(cores.number, float(len(one.ranks) * cores.workers))
@@ -158,6 +158,7 @@ class StepLowering:
         self._forwards: Dict[Tuple[int, bool, bool], List[_ForwardPiece]] = {}
         self._backwards: Dict[Tuple[int, bool], List[_BackwardPiece]] = {}
         self._again: Dict[Tuple[int, int, int], Tuple[float, int]] = {}  # segment -> seconds and temporary memory
+        self._segments: Dict[int, Dict[int, int]] = {}  # device -> end of a segment that is recomputed -> its begin
         self._messages: Dict[Tuple[int, Tuple[int, int]], _Message] = {}
         self._sent = {} if split is None else split.sent
         self._exchanges: Dict[Tuple[bool, int], List[Tuple[int, SplitExchange]]] = {}  # by pass and op
@@ -387,10 +388,12 @@ class StepLowering:
 
     def _segment_before(self, number: int, stage: int, end: int) -> Piece:
         """The segment that ends at a position, if it is recomputed; else an empty piece."""
-        work, starts = self._own(number, stage).work, self._plans.cuts[stage].segments
-        begin = max([start for start in starts if start < end], default=end)
-        is_end = end == len(work) or end in starts
-        return (begin, end) if is_end and work.recomputed[begin:end].any() else (end, end)
+        device = self._device(number, stage)
+        if device not in self._segments:
+            recomputed, starts = self._own(number, stage).work.recomputed, self._plans.cuts[stage].segments
+            segments = zip(starts, [*starts[1:], len(recomputed)])
+            self._segments[device] = {last: first for first, last in segments if recomputed[first:last].any()}
+        return self._segments[device].get(end, end), end
 
     def _send_backward(
         self, number: int, pair: Tuple[int, int], micro_batch: int, sent: Buffer, after: Sequence[int]
@@ -429,8 +432,8 @@ class StepLowering:
         """After a piece of the last backward pass: reduces complete buckets, and applies what needs no reduction."""
         device, cuts = self._device(number, stage), self._plans.cuts[stage]
         parts = self._parts_of(device, self._own(number, stage), stage)
-        for part in parts:
-            if piece[0] <= part.begin < piece[1] and self._members(cuts.buckets[part.bucket]) == 1:
+        for part in _completed_by(piece, parts):
+            if self._members(cuts.buckets[part.bucket]) == 1:
                 buffers = [self._sums.pop((device, part.begin, part.bucket))]
                 if self._options.checks:
                     self._unchecked.setdefault(device, []).append(_Update(part.update, buffers))
@@ -672,6 +675,8 @@ class StepLowering:
         Returns:
           What they have gathered.
         """
+        if not self._of_rows:
+            return []
         device, ops = self._device(number, stage), self._plans.cuts[stage].ops
         gathered = []
         for at, exchange in [one for position in positions for one in self._of_rows.get((way, ops[position]), ())]:
@@ -752,11 +757,16 @@ class StepLowering:
             all_parts = self._parts_of(device, own, stage)
             found = []
             for piece, temporary in zip(pieces, own.work.backward_temporary(pieces, weights)):
-                parts = tuple(one for one in all_parts if piece[0] <= one.begin < piece[1])
-                found.append(_BackwardPiece(piece, own.work.backward_seconds(piece), temporary, parts))
+                parts = _completed_by(piece, all_parts)
+                found.append(_BackwardPiece(piece, own.work.backward_seconds(piece), temporary, tuple(parts)))
             self._backwards[key] = found
         return self._backwards[key]
 
 
 def _piece_with(pieces: Sequence[Piece], position: int) -> int:
-    return next(at for at, (begin, end) in enumerate(pieces) if begin <= position < end)
+    return bisect_left(pieces, (position + 1,)) - 1  # they follow each other from position 0 on
+
+
+def _completed_by(piece: Piece, parts: Sequence[_GradientPart]) -> Sequence[_GradientPart]:
+    """The parts that a piece completes, of parts in the order of their begins."""
+    return parts[bisect_left(parts, piece[:1]) : bisect_left(parts, piece[1:])]

@@ -20,7 +20,7 @@ from epl.parallel.plan.zero_decisions import DROPS
 from epl.planner.machine.machine import Device
 from epl.planner.machine.op_kinds import Kind
 from epl.planner.prediction import gradients
-from epl.planner.prediction.facts import ModelFacts
+from epl.planner.prediction.facts import ModelFacts, StageOps
 from epl.planner.prediction.gradients import GradientBucket, StageVariable, WeightGather
 from epl.planner.prediction.host_memory import HOST
 from epl.planner.prediction.layout import StrategyLayout
@@ -169,15 +169,12 @@ class _Maker:
 
     def plan(self, stage: int, classes: Sequence[RankClass]) -> Tuple[StageCuts, Tuple[ClassStage, ...]]:
         """The cuts of a stage, and what each class does in it."""
-        ops = self._facts.of_stage(stage)
-        position = {op: at for at, op in enumerate(ops)}
-        variables = [self._variables(stage, one, position) for one in classes]
+        ops = self._facts.stages[stage]
+        variables = [self._variables(stage, one, ops.position) for one in classes]
         largest = [_largest(of_all) for of_all in zip(*variables)]
         recomputation = self._recomputation(stage, ops, classes[0])
-        works = [
-            self._work(stage, ops, one, recomputation, position, own) for one, own in zip(classes, variables)
-        ]  # fmt: skip
-        cuts = self._cuts(ops, largest, recomputation, works[0], position)
+        works = [self._work(stage, ops, one, recomputation, own) for one, own in zip(classes, variables)]
+        cuts = self._cuts(ops, largest, recomputation, works[0])
         stages = tuple(
             ClassStage(work, own, self._state(stage, one, own), self._updates(one.kinds[stage], own))
             for one, work, own in zip(classes, works, variables)
@@ -248,18 +245,18 @@ class _Maker:
             self._arrays[key] = {name: np.asarray(getattr(costs, name), float) for name in names}
         return self._arrays[key]
 
-    def _shared(self, one: RankClass, kind: Device, name: str, ops: Sequence[int]) -> np.ndarray:
+    def _shared(self, one: RankClass, kind: Device, name: str, ops: StageOps) -> np.ndarray:
         """A cost of the ops of a stage for the rows of a rank, or its share of those of its group."""
         own = self._costs_of(one.rows, kind)[name]
         if self._split is not None:
             share = self._split.held if name.endswith("bytes") else self._split.work
             group = self._costs_of(one.group_rows, kind)[name] * share[one.place]
             own = np.where(self._split.of_group, group, own)
-        return own[list(ops)]
+        return own[ops.index]
 
-    def _recomputation(self, stage: int, ops: Sequence[int], one: RankClass) -> StageRecomputation:
+    def _recomputation(self, stage: int, ops: StageOps, one: RankClass) -> StageRecomputation:
         options, facts = self._options, self._facts
-        none = np.zeros(len(ops), bool)
+        none = np.zeros(len(ops.ops), bool)
         by_script = options.checkpoint == COLLECTION
         if not options.checkpoint or (by_script and not any(op.is_checkpoint for op in facts.ops)):
             return StageRecomputation((), none, none)
@@ -267,80 +264,66 @@ class _Maker:
         may = np.asarray(
             [
                 facts.ops[op].is_repeatable and (may_all or self._strategy.ops[op].block <= options.end_taskgraph)
-                for op in ops
+                for op in ops.ops
             ],
             bool,
         )
-        position = {op: at for at, op in enumerate(ops)}
-        leaving = {op for stages, sent in facts.crossing.items() if stages[0] == stage for op, _ in sent}
-        leaving |= {facts.memory_of[op] for op in leaving}
         is_last_stage = stage == len(self._layout.stages) - 1
-        producers, kept = self._producers(ops, position), self._shared(one, one.kinds[stage], "kept_bytes", ops)
-        leaves = np.asarray([op in leaving for op in ops], bool)
+        kept = self._shared(one, one.kinds[stage], "kept_bytes", ops)
         if by_script:
-            checkpoints = np.asarray([facts.ops[op].is_checkpoint for op in ops], bool)
-            memory = [position[facts.memory_of[op]] for op in ops]
-            return divide_at_checkpoints(may, kept, producers, memory, checkpoints, leaves, is_last_stage)
+            checkpoints = np.asarray([facts.ops[op].is_checkpoint for op in ops.ops], bool)
+            return divide_at_checkpoints(may, kept, ops.producers, ops.memory, checkpoints, ops.leaves, is_last_stage)
         return divide_stage(
             may,
             self._shared(one, one.kinds[stage], "output_bytes", ops),
             kept,
             self._shared(one, one.kinds[stage], "forward_flops", ops),
-            np.asarray([position[facts.last_use[op]] for op in ops], int),
-            producers,
-            leaves,
+            ops.last_use,
+            ops.producers,
+            ops.leaves,
             is_last_stage,
             options.budget,
         )
 
-    def _producers(self, ops: Sequence[int], position: Mapping[int, int]) -> Tuple[Tuple[int, ...], ...]:
-        """The positions of the ops of a stage that each op takes from."""
-        inputs = [self._facts.ops[op].inputs for op in ops]
-        return tuple(tuple({position[one] for one, _ in taken if one in position}) for taken in inputs)
-
     def _work(
         self,
         stage: int,
-        ops: Sequence[int],
+        ops: StageOps,
         one: RankClass,
         recomputation: StageRecomputation,
-        position: Mapping[int, int],
         variables: Sequence[StageVariable],
     ) -> StageWork:
-        kind, facts = one.kinds[stage], self._facts
+        kind = one.kinds[stage]
         backward = self._shared(one, kind, "backward", ops)
         if self._options.scales:
             for variable in variables:
                 backward[variable.complete] += _elementwise(kind, variable.gradient_bytes, 2.0)
-        producers = self._producers(ops, position)
         outputs = self._shared(one, kind, "output_bytes", ops)
         kept = np.minimum(self._shared(one, kind, "kept_bytes", ops), outputs)
         again, freed = recomputation.recomputed, recomputation.freed
-        taken_again = np.zeros(len(ops), bool)
-        for at in np.flatnonzero(again):
-            for producer in producers[at]:
-                taken_again[[producer, position[facts.memory_of[ops[producer]]]]] = True
+        taken_again = np.zeros(len(ops.ops), bool)
+        taken = [producer for at in np.flatnonzero(again) for producer in ops.producers[at]]
+        taken_again[taken] = taken_again[ops.memory[taken]] = True
         return StageWork(
             threads=kind.threads,
-            producers=producers,
-            once=np.asarray([not facts.from_data[op] for op in ops], bool),
+            producers=ops.producers,
+            once=~ops.from_data,
             forward=self._shared(one, kind, "forward", ops),
             backward=backward,
             outputs=outputs,
             kept=np.where(freed, 0.0, np.where(taken_again, outputs, kept)),
             again=np.where(freed, kept, 0.0),
             recomputed=again,
-            gradients=np.where([facts.has_gradient[op] for op in ops], outputs, 0.0),
-            last=np.asarray([position[facts.last_use[op]] for op in ops], int),
+            gradients=np.where(ops.has_gradient, outputs, 0.0),
+            last=ops.last_use,
         )
 
     def _cuts(
         self,
-        ops: Sequence[int],
+        ops: StageOps,
         variables: Sequence[StageVariable],
         recomputation: StageRecomputation,
         work: StageWork,
-        position: Mapping[int, int],
     ) -> StageCuts:
         options = self._options
         buckets = gradients.plan_gradients(variables, options.scatters, options.max_splits)
@@ -350,8 +333,8 @@ class _Maker:
         if options.offload:
             gathers, host_gathers = gradients.plan_copies(variables, again), gathers
         of_rows = self._costs.exchanges if self._layout.ranks > 1 else ()
-        exchanges = {position[op] for op in _exchanging(self._split, of_rows) if op in position}
-        complete = np.zeros(len(ops))
+        exchanges = {ops.position[op] for op in _exchanging(self._split, of_rows) if op in ops.position}
+        complete = np.zeros(len(ops.ops))
         for one in variables:
             complete[one.complete] += one.gradient_bytes
         runs = len(self._layout.stages) * self._layout.micro_batches
@@ -360,7 +343,7 @@ class _Maker:
         drops = first_uses if options.drops else set()
         backward = exchanges | set(recomputation.starts) | set(slices) | drops
         return StageCuts(
-            tuple(ops),
+            ops.ops,
             tuple(buckets),
             tuple(gathers),
             tuple(host_gathers),

@@ -38,7 +38,6 @@ from epl.utils.tf_compat.chosen import (
     KERAS_BACKENDS,
     c_api,
     c_operation,
-    frames_of,
     import_nodes,
     last_op_id,
     op_def,
@@ -334,11 +333,6 @@ def replace_function(owner: Any, name: str, wrapper: Callable[..., Any]) -> Call
 def ops_since(graph: tf.Graph, last_id: int) -> List[tf.Operation]:
     """The ops created after op number `last_id`."""
     return ops_between(graph, last_id, last_op_id(graph))
-
-
-def creation_frames(op: tf.Operation) -> Iterator[Tuple[str, int]]:
-    """(file, line) of the calls that created an op, the innermost first; without reading the files."""
-    return ((frame.filename, frame.lineno) for frame in reversed(frames_of(op)))
 
 
 @contextlib.contextmanager
