@@ -10,6 +10,7 @@
 | PARTIAL -> REPLICATED, entered | all-reduce | all-reduce |
 | PARTIAL -> shard | reduce-scatter | all-gather |
 | shard(a) -> shard(b) | all-to-all | all-to-all |
+| shard -> shard with halos of its neighbours | all-to-all of the halos | all-to-all of the halos |
 
 "Entered": an op that computes a shard takes the REPLICATED tensor, so each rank has a partial sum of its gradient.
 
@@ -209,6 +210,24 @@ class Resharder:
         backward = self._fp16_scale or 1.0
         return with_gradient(tensor, moved, lambda grad: self.move(grad, target, source, rows, backward))
 
+    def with_halos(self, tensor: tf.Tensor, dim: int, before: int, after: int, value: float = 0.0) -> tf.Tensor:
+        """An equal shard along `dim`, between the halos that its neighbours have.
+
+        Args:
+          tensor: the local shard, with at least as many rows along `dim` as each halo.
+          dim: the dimension that is cut.
+          before: how many of the last rows of the rank before to put in front; rows of `value` on the first rank.
+          after: how many of the first rows of the next rank to append; rows of `value` on the last rank.
+          value: of the rows beyond the whole tensor.
+        """
+        wide = self._with_halos(tensor, dim, before, after, value)
+        return with_gradient(tensor, wide, lambda grad: self.add_halos(grad, dim, before, after))
+
+    def add_halos(self, tensor: tf.Tensor, dim: int, before: int, after: int) -> tf.Tensor:
+        """The gradient of `with_halos`: halos go back to where they are from, and are added to the rows there."""
+        own = self._add_halos(tensor, dim, before, after)
+        return with_gradient(tensor, own, lambda grad: self.with_halos(grad, dim, before, after))
+
     def all_max(self, tensor: tf.Tensor) -> tf.Tensor:
         """The element-wise maximum over the ranks; no gradient."""
         return tf.stop_gradient(self.all_reduce(tensor, "max", "max"))
@@ -364,6 +383,42 @@ class Resharder:
         full = tf.cast(tf.reduce_sum(_required(rows)), tf.int32) if source.sizes is None else source.size
         return tf.reshape(received, tf.concat([[full, part], shape[2:]], axis=0))
 
+    def _with_halos(self, tensor: tf.Tensor, dim: int, before: int, after: int, value: float) -> tf.Tensor:
+        size, ends = tensor.shape[dim].value, self.ranks - 1
+        front, back = self._swap_edges(tensor, dim, after, before)
+        beyond = np.zeros([self.ranks, known_ndims(tensor), 2], np.int32)
+        beyond[0, dim, 0], beyond[ends, dim, 1] = before, after
+        wide = tf.concat([front, tensor, back], axis=dim)
+        wide = tf.pad(wide, self.own(list(beyond), tf.int32), constant_values=value)
+        wide.set_shape(_with_size(tensor.shape, dim, None if size is None else size + before + after))
+        return wide
+
+    def _add_halos(self, tensor: tf.Tensor, dim: int, before: int, after: int) -> tf.Tensor:
+        wide = tensor.shape[dim].value
+        size = tf.shape(tensor)[dim] - before - after
+        front, back = self._swap_edges(tensor, dim, before, after)
+        own = slice_along(tensor, dim, before, size)
+        own += _padded(front, dim, 0, size - tf.shape(front)[dim]) + _padded(back, dim, size - tf.shape(back)[dim], 0)
+        own.set_shape(_with_size(tensor.shape, dim, None if wide is None else wide - before - after))
+        return own
+
+    def _swap_edges(self, tensor: tf.Tensor, dim: int, first: int, last: int) -> Tuple[tf.Tensor, tf.Tensor]:
+        """Sends the `first` rows along `dim` to the rank before and the `last` rows to the next one.
+
+        Returns:
+          The rows from the rank before (no rows on the first rank), and those from the next one (none on the last).
+        """
+        others = self.ranks - 1
+        splits = np.zeros([self.ranks, self.ranks], np.int64)  # by rank, the rows for each rank
+        for rank in range(others):
+            splits[rank, rank + 1], splits[rank + 1, rank] = last, first
+        up, down = self.own([0] + [first] * others, tf.int32), self.own([last] * others + [0], tf.int32)
+        edges = [slice_along(tensor, dim, 0, up), slice_along(tensor, dim, tf.shape(tensor)[dim] - down, down)]
+        sent = to_front(tf.concat(edges, axis=dim), dim)
+        received = from_front(self._send(sent, self.own(list(splits), tf.int64), "halos"), dim)
+        above, below = self.own([0] + [last] * others, tf.int32), self.own([first] * others + [0], tf.int32)
+        return slice_along(received, dim, 0, above), slice_along(received, dim, above, below)
+
     def _to_blocks(self, tensor: tf.Tensor, dim: int) -> tf.Tensor:
         """The equal shards of a tensor along a dimension, one after the other as rows."""
         return tensor if dim == 0 else tf.concat(tf.split(tensor, self.ranks, axis=dim), axis=0)
@@ -450,6 +505,13 @@ def from_front(tensor: tf.Tensor, dim: int) -> tf.Tensor:
 
 def _transposed(tensor: tf.Tensor, order: List[int]) -> tf.Tensor:
     return tensor if order == sorted(order) else tf.transpose(tensor, order)
+
+
+def _padded(tensor: tf.Tensor, dim: int, before: Any, after: Any) -> tf.Tensor:
+    """The tensor with so many rows of zeros before and after it along `dim`."""
+    around = [[0, 0] for _ in range(known_ndims(tensor))]
+    around[dim] = [before, after]
+    return tf.pad(tensor, around)
 
 
 def _with_size(shape: tf.TensorShape, dim: int, size: Optional[int]) -> tf.TensorShape:

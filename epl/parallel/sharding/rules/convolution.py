@@ -109,15 +109,16 @@ def _local_response(op: OpInfo) -> Iterator[Choice]:
 
 @rule("FusedBatchNorm", "FusedBatchNormV2", "FusedBatchNormV3")
 def _batch_norm(op: OpInfo) -> Iterator[Choice]:
-    """Cut over channels; over images only if the op computes no statistics of them."""
-    image = _image(op, "c")
+    """Cut over channels; over images and positions only if the op computes no statistics of them."""
+    image: Labels = [dim if label is None else label for dim, label in enumerate(_image(op, "c"))]
     vectors: List[Labels] = [["c"] if tensor.shape != (0,) else [] for tensor in op.inputs[1:]]
     for choice in labelled(op, [image] + vectors, [image]):
         placement = choice.inputs[0]
-        if placement.dim:
+        if placement.dim == image.index("c"):
             # Only the gradient op of the shard takes the outputs that are reserved for it.
             reserved = (REPLICATED,) * (len(op.outputs) - 5)
             outputs = (placement,) + (shard(0, placement.sizes),) * 4 + reserved
             yield from never_empty([choice._replace(outputs=outputs)])
         elif not op.attrs.get("is_training", True):
-            yield choice._replace(outputs=(placement,) + (REPLICATED,) * (len(op.outputs) - 1))
+            outputs = (placement,) + (REPLICATED,) * (len(op.outputs) - 1)
+            yield from never_empty([choice._replace(outputs=outputs)])

@@ -65,6 +65,10 @@ class RankEmission(Emission):
         """REPLICATED -> shard, by a placement with sizes."""
         return self._resharder.cut(tensor, placement)
 
+    def with_halos(self, tensor: tf.Tensor, dim: int, before: int, after: int, value: float) -> tf.Tensor:
+        """An equal shard along `dim`, between the edge rows of its neighbours; rows of `value` at both ends."""
+        return self._resharder.with_halos(tensor, dim, before, after, value)
+
     def all_max(self, tensor: tf.Tensor) -> tf.Tensor:
         """The element-wise maximum over the ranks."""
         return self._resharder.all_max(tensor)

@@ -12,12 +12,13 @@ part and two halos. Where the windows do not overlap there is no halo, and the o
 
 from typing import Dict, Iterator, List, NamedTuple, Optional, Sequence
 
+import numpy as np
 import tensorflow.compat.v1 as tf
 
 from epl.parallel.sharding.placements import REPLICATED, shard
-from epl.parallel.sharding.rules.common import all_reduced, text_attr
+from epl.parallel.sharding.rules.common import ASSUMED_SIZE, text_attr
 from epl.parallel.sharding.rules.registry import Choice, Emission, Emit, OpInfo
-from epl.parallel.sharding.slices import known_ndims, slice_along
+from epl.parallel.sharding.slices import known_ndims
 
 
 class _Reach(NamedTuple):
@@ -50,8 +51,7 @@ def cut_positions(
             if filled_with is None or None in reaches.values() or max(reach) > size // op.ranks:
                 continue
             emit = _with_halos(dim, {other: found or _Reach(0, 0) for other, found in reaches.items()}, filled_with)
-            edges = [sum(reach) * op.ranks if at == dim else extent for at, extent in enumerate(image.shape or ())]
-            moved = all_reduced(op, edges, image.dtype.size, 1.5)  # gathered forward, all-reduced backward
+            moved = 2.0 * _sent(op, dim, reach)  # as many in the backward pass
         into, out = (shard(dim, (part // op.ranks,) * op.ranks) for part in (size, size // op.attrs["strides"][dim]))
         yield Choice((into, *[REPLICATED] * (len(op.inputs) - 1)), (out,), emit, moved)
 
@@ -70,32 +70,23 @@ def _reach(op: OpInfo, dim: int, window: Optional[int]) -> Optional[_Reach]:
     return _Reach(total // 2, total - total // 2)
 
 
+def _sent(op: OpInfo, dim: int, reach: _Reach) -> float:
+    """The bytes of the halos that one rank sends, of those that send most."""
+    image = op.inputs[0]
+    lines = sum(reach) if op.ranks > 2 else max(reach)
+    sizes = [ASSUMED_SIZE if size is None else size for at, size in enumerate(image.shape or ()) if at != dim]
+    return float(lines * np.prod(sizes) * image.dtype.size)
+
+
 def _with_halos(dim: int, reaches: Dict[int, _Reach], filled_with: float) -> Emit:
     """Runs the op on the part with its halos, padded along the other positions as SAME does."""
 
     def emit(emission: Emission, op: OpInfo, inputs: List[tf.Tensor]) -> List[tf.Tensor]:
-        image = _extended(emission, inputs[0], dim, reaches[dim], filled_with)
+        image = emission.with_halos(inputs[0], dim, reaches[dim].before, reaches[dim].after, filled_with)
         others = {other: reach for other, reach in reaches.items() if other != dim and any(reach)}
         return emission.same([_padded(image, others, filled_with)] + inputs[1:], padding="VALID")
 
     return emit
-
-
-def _extended(emission: Emission, part: tf.Tensor, dim: int, reach: _Reach, filled_with: float) -> tf.Tensor:
-    """The part between its halos: all ranks get the edges of all parts, in order, and each takes those next to its own.
-
-    |   padding   | first, last of part 0 | first, last of part 1 | ... |   padding   |
-    """
-    before, after = reach
-    both = before + after
-    last = slice_along(part, dim, tf.shape(part)[dim] - before, before)
-    edges = tf.concat([slice_along(part, dim, 0, after), last], dim)
-    gathered = emission.enter(emission.gather(edges, shard(dim, (both,) * emission.ranks)))
-    gathered = _padded(gathered, {dim: _Reach(both, both)}, filled_with)
-    ranks = range(emission.ranks)
-    halo_before = slice_along(gathered, dim, emission.own([rank * both + after for rank in ranks], tf.int32), before)
-    halo_after = slice_along(gathered, dim, emission.own([(rank + 2) * both for rank in ranks], tf.int32), after)
-    return tf.concat([halo_before, part, halo_after], dim)
 
 
 def _padded(image: tf.Tensor, reaches: Dict[int, _Reach], filled_with: float) -> tf.Tensor:

@@ -93,6 +93,10 @@ class Emission:
         """REPLICATED -> shard, by a placement with sizes."""
         raise NotImplementedError
 
+    def with_halos(self, tensor: tf.Tensor, dim: int, before: int, after: int, value: float) -> tf.Tensor:
+        """An equal shard along `dim`, between the edge rows of its neighbours; rows of `value` at both ends."""
+        raise NotImplementedError
+
     def all_max(self, tensor: tf.Tensor) -> tf.Tensor:
         """The element-wise maximum over the ranks."""
         raise NotImplementedError
