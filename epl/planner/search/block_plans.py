@@ -10,6 +10,7 @@ so that the first needs a batch that is fed.
 """
 
 import itertools
+import math
 import re
 from typing import Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
@@ -44,7 +45,7 @@ def on_device(place: int) -> str:
 
 
 def split_over(devices: int) -> str:
-    """The way of a block in shards on so many devices of each group, the fastest ones."""
+    """The way of a block in shards on so many devices of each group, the fastest, then those of most memory."""
     return f"{_OVER}{devices}"
 
 
@@ -279,7 +280,8 @@ class BlockPlans:
             return ()
         slowest = [max(self._seconds(kind) for kind in set(self.kinds[place::group])) for place in range(group)]
         count = int(way[len(_OVER) :]) if way.startswith(_OVER) else group
-        taken = sorted(range(group), key=lambda place: slowest[place])[:count]
+        memory = [min(kind.memory or math.inf for kind in self.kinds[place::group]) for place in range(group)]
+        taken = sorted(range(group), key=lambda place: (slowest[place], -memory[place]))[:count]
         least = max(slowest[place] for place in taken)
         parts = {place: 1 if is_equal else round(_FINE * least / slowest[place]) for place in taken}
         return reduced([parts.get(place, 0) for place in range(group)])
