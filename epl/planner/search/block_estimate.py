@@ -215,7 +215,9 @@ class BlockEstimate:
         late = chain.late
         for place, seconds in chain.late_updates:
             late = _added(late, (place,), seconds)
-        return max(chain.seconds + chain.updates + _most(late), chain.links + self._update(own.whole[0] / zero + own.held[0]))
+        return max(
+            chain.seconds + chain.updates + _most(late), chain.links + self._update(own.whole[0] / zero + own.held[0])
+        )
 
     def _bucket_bytes(self, plan: BlockPlan) -> float:
         """The bytes after which a bucket of gradients is reduced; a power of two, so that few changes change it."""
