@@ -376,7 +376,9 @@ class BlockEstimate:
         def costs(found: List[List[np.ndarray]], held: np.ndarray, others: Optional[WayCosts]) -> WayCosts:
             most = [np.max([one[at] for one in found], axis=0) for at in range(4)]
             of_blocks = [most[0] + inside[0], most[1] + inside[1], most[2], most[3], whole, held]
-            return WayCosts(*[one.tolist() for one in of_blocks], parts if others else (), waits, others)
+            forward, backward, kept, outputs, of_all, of_some = [one.tolist() for one in of_blocks]
+            places = parts if others else ()
+            return WayCosts(forward, backward, kept, outputs, of_all, of_some, places, waits, others)
 
         others = costs(candidates[False], 0.0 * held_bytes, None) if parts else None
         return costs(candidates[True], held_bytes, others)

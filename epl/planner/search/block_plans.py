@@ -4,6 +4,8 @@
     way          rows   rows   split  split     two devices: rows of the batch on each; shards; all of it on the first
     strategy     outside of a scope   epl.split(2)
 
+Further ways are of a part of the devices of a group: `further_ways`.
+
 A strategy can say more than one change of the ways only in scopes that each ask for all devices, epl.replicate(2) next
 to epl.split(2), or with `cluster.colocate_split_and_replicate`. Devices of one epl.replicate(n) divide what they read,
 so that the first needs a batch that is fed.

@@ -2,7 +2,7 @@
 
     uniform split          all blocks in shards, in groups of the devices of a worker, or of all
     two ways               the last blocks split, or on one device; those before them by rows
-    BlockSearch            any way for each block
+    BlockSearch            any way for each block; at last also ways of a part of the devices
 
 They are compared by choices that are found once, where the whole model is split. What is taken has choices of its own.
 """
@@ -130,7 +130,7 @@ def _two_ways(space: SearchSpace) -> List[BlockPlan]:
 
 
 def _on_parts(space: SearchSpace) -> List[BlockPlan]:
-    """Plans in which a part of the devices computes each block: all blocks in shards on some, or one after the other."""
+    """Plans with a further way for all blocks, and with blocks on one device after the other."""
     count = len(space.classes)
     found = []
     for group in space.groups:

@@ -198,7 +198,7 @@ def test_further_ways_come_after_the_others_and_only_where_they_are_better():
     found = BlockSearch(space, evaluate, SearchLimits(60.0, None, 0))
     found.run([rows(3)], [], [start])
     at = seen.index(start)
-    assert len({plan for plan in seen[:at]}) == 15 and all(set(plan.ways) <= set(TWO_WAYS) for plan in seen[:at])
+    assert len(set(seen[:at])) == 15 and all(set(plan.ways) <= set(TWO_WAYS) for plan in seen[:at])
     best = found.best(1)[0].plan
     assert "split over 2" in best.ways and best.ways[2] == Way.SPLIT
     assert len(seen) == len(set(seen)) and (space.size(False), space.size(True)) == (15, 1 + 26 + 63)
