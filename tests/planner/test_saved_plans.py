@@ -1,5 +1,6 @@
 """Every plan that `epl-plan --save` writes runs on the script that it was made from, with no other key set."""
 
+import json
 import os
 import subprocess
 import sys
@@ -74,6 +75,45 @@ def test_a_saved_plan_runs_on_its_script(plan, tmp_path, capsys, way, script):  
     assert code == 0, error
     saved, used = [strategies.from_json((tmp_path / name).read_text()) for name in ("a.json", "b.json")]
     assert strategies.differences(saved, used) == [] and used.blocks == saved.blocks
+
+
+BRANCHES = """
+tops = []
+for name in "ab":
+    hidden = x
+    for number in range(6):
+        hidden = tf.layers.dense(hidden, 512, tf.tanh, name=name + str(number))
+    tops.append(hidden)
+loss = tf.reduce_mean(tf.square(tops[0] - tops[1]))
+"""
+CHAIN = """
+for number in range(3):
+    x = tf.layers.dense(x, 2048, tf.nn.relu, name="layer" + str(number))
+loss = tf.reduce_mean(tf.square(x))
+"""
+_SMALL, _LARGE = [{"preset": "v100-16", "memory": memory} for memory in ("30 MB", "116 MB")]
+# Ratios of the first block of the plan; script, kinds of devices, devices, latency.
+ON_SOME_DEVICES = {
+    "branches": ((1, 0), BRANCHES, {"gpu": {"preset": "v100-16"}}, ["2*gpu"], "50 us"),
+    "a part": ((1, 1, 0, 0), CHAIN, {"small": _SMALL, "large": _LARGE}, ["2*large", "2*small"], "2 us"),
+}
+
+
+@pytest.mark.parametrize("kind", ON_SOME_DEVICES)
+def test_a_saved_plan_with_blocks_on_some_devices_runs_on_its_script(plan, tmp_path, kind):  # noqa: F811
+    ratios, model, devices, placed, latency = ON_SOME_DEVICES[kind]
+    links = {"l": {"latency": latency, "bandwidth": "10 GB/s", "shared_by": 1}}
+    machine = {"devices": devices, "links": links, "nodes": [{"devices": placed, "links": ["l"]}]}
+    (tmp_path / "machine.json").write_text(json.dumps(machine))
+    script = START + model + TRAIN
+    search = ["--machine", "machine.json", "--rows", "32", "--search", "--steps", "10", "--save", "a.json"]
+    code, _, error = plan(search, script)
+    assert code == 0, error
+    code, _, error = plan(["--devices", str(len(ratios)), "--plan", "a.json", "--save", "b.json"], script)
+    assert code == 0, error
+    saved, used = [strategies.from_json((tmp_path / name).read_text()) for name in ("a.json", "b.json")]
+    assert strategies.differences(saved, used) == [] and used.blocks == saved.blocks
+    assert ratios in [block.ratios for block in saved.blocks]
 
 
 @pytest.mark.parametrize("script", WITHOUT_SCOPES)

@@ -5,6 +5,9 @@
               backward  the same in the opposite order; gradients are all-reduced meanwhile, in buckets
               memory    variables, slots, activations that are kept so far and gradients, at the worst block
 
+Blocks on different devices are computed at the same time, up to the next exchange of the group: a chain has the seconds
+that all devices of a group have computed, and by place those that some are behind.
+
 Two chains, so a plan that differs from the one before in some blocks is estimated from the first of them on; what the
 chains have before it stays.
 """
@@ -41,10 +44,16 @@ _NEVER = 1e6  # seconds in place of those of an exchange that cannot be made: no
 _ROWS = shard(0, None)
 
 
+_Late = Tuple[Tuple[int, float], ...]  # (place in a group, seconds that its devices are behind the others)
+
+
 class WayCosts(NamedTuple):
     """All blocks computed in one way, on the device that has most to do; by block, as plain numbers, which add faster.
 
     Attributes:
+      places: in a group, of the devices that have a part; () for all.
+      waits: whether the devices of a group wait for each other inside of the block: forward, backward.
+      others: the same of the devices that have no part; None: there are none.
       forward, backward: seconds, with exchanges inside of the block.
       kept, outputs: bytes of activations that the backward pass reads, and of all.
       whole, held: bytes of variables whose gradients all ranks reduce, and of shards, which their holders reduce.
@@ -56,16 +65,24 @@ class WayCosts(NamedTuple):
     outputs: List[float]
     whole: List[float]
     held: List[float]
+    places: Tuple[int, ...]
+    waits: Tuple[List[bool], List[bool]]
+    others: Optional["WayCosts"]
 
 
 class _Chain(NamedTuple):
-    """The backward pass after some blocks: seconds so far, of the links, bytes of the open bucket, updates to do."""
+    """The backward pass after some blocks: seconds so far, of the links, bytes of the open bucket, updates to do.
+
+    `late` and `late_updates` are what single places have to do beyond the others.
+    """
 
     seconds: float
     links: float
     open: float
     open_held: float
     updates: float
+    late: _Late = ()
+    late_updates: _Late = ()
 
 
 class BlockEstimate:
@@ -105,12 +122,10 @@ class BlockEstimate:
         self._last_consumer = [max([at for at, own in self._crossing.items() if block in own] or [block])
                                for block in range(self._count)]  # fmt: skip
         self._of_update = self._update_of_byte()
-        self._least_memory = min(
-            ((one.memory, one.name) for one in machine.devices if one.memory is not None), default=None
-        )
+        self._memories: Dict[int, List[Optional[Tuple[int, str]]]] = {}
         self._plan: Optional[BlockPlan] = None
         self._buckets = 0.0
-        self._forward: List[Tuple[float, float]] = []  # seconds after each block, of devices and links
+        self._forward: List[Tuple[float, float, _Late]] = []  # seconds after each block, of devices and links
         self._backward: List[_Chain] = []  # after each block, from the last on
         self.computed = 0
 
@@ -131,7 +146,7 @@ class BlockEstimate:
         for block in range(last, -1, -1):
             self._backward.append(self._backward_until(plan, block, buckets))
         self._plan, self._buckets = plan, buckets
-        seconds = self._forward[-1][0] + self._end(plan, self._backward[-1])
+        seconds = self._forward[-1][0] + _most(self._forward[-1][2]) + self._end(plan, self._backward[-1])
         return PlanOutcome(seconds, self._lacks(plan))
 
     def _changed(self, plan: BlockPlan, buckets: float) -> Tuple[int, int]:
@@ -146,38 +161,63 @@ class BlockEstimate:
 
     # ---- The chains.
 
-    def _forward_until(self, plan: BlockPlan, block: int) -> Tuple[float, float]:
+    def _forward_until(self, plan: BlockPlan, block: int) -> Tuple[float, float, _Late]:
         self.computed += 1
-        seconds, links = self._forward[-1] if self._forward else (0.0, 0.0)
+        seconds, links, late = self._forward[-1] if self._forward else (0.0, 0.0, ())
         own = self._way(plan.ways[block], plan.group)
         if plan.zero:  # the links gather weights one block after the other
             links += self._micro_batches * self._gather(own.whole[block])
             seconds = max(seconds, links)
-        return seconds + self._micro_batches * (own.forward[block] + self._exchanged(plan, block)[0]), links
+        exchanged = self._exchanged(plan, block)[0]
+        if late and (exchanged or own.waits[0][block]):
+            seconds, late = seconds + _most(late), ()
+        idle = own if own.waits[0][block] or own.others is None else own.others
+        seconds += self._micro_batches * (idle.forward[block] + exchanged)
+        if idle is not own:
+            late = _added(late, own.places, self._micro_batches * (own.forward[block] - idle.forward[block]))
+        return seconds, links, late
 
     def _backward_until(self, plan: BlockPlan, block: int, buckets: float) -> _Chain:
         self.computed += 1
         before = self._backward[-1] if self._backward else _Chain(0.0, 0.0, 0.0, 0.0, 0.0)
         own = self._way(plan.ways[block], plan.group)
         exchanged = self._exchanged(plan, block)[1]
-        seconds = before.seconds + self._micro_batches * (own.backward[block] + exchanged)
-        if plan.checkpoint and block < self._count - 1:
-            seconds += self._micro_batches * own.forward[block]
+        seconds, late = before.seconds, before.late
+        waits = own.waits[1][block]
+        if late and waits:
+            seconds, late = seconds + _most(late), ()
+        idle = own if waits or own.others is None else own.others
+        runs_again = plan.checkpoint and block < self._count - 1
+        computed = idle.backward[block] + (idle.forward[block] if runs_again else 0.0)
+        seconds += self._micro_batches * computed
+        if idle is not own:
+            busy = own.backward[block] + (own.forward[block] if runs_again else 0.0)
+            late = _added(late, own.places, self._micro_batches * (busy - computed))
         if exchanged:  # it waits for the links
+            seconds, late = seconds + _most(late) + self._micro_batches * exchanged, ()
             seconds = max(seconds, before.links + self._micro_batches * exchanged)
         links = max(before.links, seconds) if exchanged else before.links
         whole, held = before.open + own.whole[block], before.open_held + own.held[block]
         if whole + held >= buckets or not block:
-            links = max(links, seconds) + self._reduce(plan, whole, held)
+            links = max(links, seconds + _most(late) if late else seconds) + self._reduce(plan, whole, held)
             whole, held = 0.0, 0.0
         zero = self._ranks if plan.zero else 1
-        updates = before.updates + self._update(own.whole[block] / zero + own.held[block])
-        return _Chain(seconds, links, whole, held, updates)
+        idle = own.others or own
+        updates = before.updates + self._update(own.whole[block] / zero + idle.held[block])
+        late_updates = before.late_updates
+        if idle is not own:
+            late_updates = _added(late_updates, own.places, self._update(own.held[block]))
+        return _Chain(seconds, links, whole, held, updates, late, late_updates)
 
     def _end(self, plan: BlockPlan, chain: _Chain) -> float:
         own = self._way(plan.ways[0], plan.group)
         zero = self._ranks if plan.zero else 1
-        return max(chain.seconds + chain.updates, chain.links + self._update(own.whole[0] / zero + own.held[0]))
+        late = chain.late
+        for place, seconds in chain.late_updates:
+            late = _added(late, (place,), seconds)
+        return max(
+            chain.seconds + chain.updates + _most(late), chain.links + self._update(own.whole[0] / zero + own.held[0])
+        )
 
     def _bucket_bytes(self, plan: BlockPlan) -> float:
         """The bytes after which a bucket of gradients is reduced; a power of two, so that few changes change it."""
@@ -237,9 +277,30 @@ class BlockEstimate:
         return max(OpTimes(kind).work_seconds(cost) for kind in self._machine.devices)
 
     def _lacks(self, plan: BlockPlan) -> Tuple[Tuple[str, float], ...]:
-        if self._least_memory is None:
-            return ()
-        ways = [self._way(way, plan.group) for way in plan.ways]
+        own = {way: self._way(way, plan.group) for way in plan.ways}
+        least: Dict[Tuple[bool, ...], Tuple[int, str]] = {}  # by which ways have a part on a place
+        for place, limit in enumerate(self._limits(plan.group)):
+            if limit is not None:
+                has = tuple(not one.places or place in one.places for one in own.values())
+                least[has] = min(limit, least.get(has, limit))
+        most: Tuple[str, float] = ("", 0.0)
+        for has, (size, name) in least.items():
+            here = {way: one if there else one.others or one for (way, one), there in zip(own.items(), has)}
+            most = max(most, (name, self._peak(plan, [here[way] for way in plan.ways]) - size), key=lambda one: one[1])
+        return (most,) if most[1] > 0 else ()
+
+    def _limits(self, group: int) -> List[Optional[Tuple[int, str]]]:
+        """By place, the least memory of its devices, and its kind."""
+        if group not in self._memories:
+            kinds = self._plans.kinds
+            self._memories[group] = [
+                min(((one.memory, one.name) for one in kinds[place::group] if one.memory is not None), default=None)
+                for place in range(group)
+            ]
+        return self._memories[group]
+
+    def _peak(self, plan: BlockPlan, ways: Sequence[WayCosts]) -> float:
+        """The bytes of a device at its worst block, by what it has of each block."""
         zero = self._ranks if plan.zero else 1
         part = 1.0 if not plan.checkpoint else self._sqrt()
         gradients = [own.whole[block] + own.held[block] for block, own in enumerate(ways)]
@@ -249,8 +310,7 @@ class BlockEstimate:
             kept += part * own.kept[block]
             most = max(most, kept + made + own.outputs[block])
             made -= gradients[block]
-        limit, name = self._least_memory
-        return ((name, state + most - limit),) if state + most > limit else ()
+        return state + most
 
     def _sqrt(self) -> float:
         """The part of the activations that recomputation keeps: two square roots of the blocks."""
@@ -267,7 +327,7 @@ class BlockEstimate:
     def _find_way(self, way: str, group: int) -> WayCosts:
         if way == Way.ROWS:
             alone = np.ones(len(self._of_op))
-            return self._summed([(self._rows, alone, alone, alone > 1)], {}, np.zeros([2, self._count]), 0)
+            return self._summed([(self._rows, alone, alone, alone > 1)], {}, np.zeros([2, self._count]), 0, ())
         whole = self._plans.strategy(BlockPlan((way,) * self._count, group))
         rows = self._rows * group
         found = find_split_work(
@@ -279,7 +339,8 @@ class BlockEstimate:
                 seconds = self._exchange(one, group, self._costs.exchanged_bytes(rows, *one.source))
                 inside[int(one.is_backward), self._of_op[one.at]] += seconds
         places = [(rows, work, held, found.of_group) for work, held in zip(found.work, found.held)]
-        return self._summed(places, found.variables, inside, group)
+        parts = self._plans.parts(way, group)
+        return self._summed(places, found.variables, inside, group, parts)
 
     def _summed(
         self,
@@ -287,9 +348,10 @@ class BlockEstimate:
         shares: Dict[int, Tuple[float, ...]],
         inside: np.ndarray,
         group: int,
+        parts: Tuple[int, ...],
     ) -> WayCosts:
         """Sums by block; of the places in a group and the kinds of their devices the one that takes longest counts."""
-        candidates = []
+        candidates: Dict[bool, List[List[np.ndarray]]] = {True: [], False: []}
         for place, (rows, work, held, of_group) in enumerate(places):
             for kind in dict.fromkeys(self._plans.kinds[place :: group or 1]):
                 found = []
@@ -300,8 +362,7 @@ class BlockEstimate:
                     ("output_bytes", held),
                 ):
                     found.append(self._of_blocks(kind, rows, name, share, of_group))
-                candidates.append(found)
-        most = [np.max([one[at] for one in candidates], axis=0) for at in range(4)]
+                candidates[not parts or place in parts].append(found)
         whole, held_bytes = np.zeros(self._count), np.zeros(self._count)
         for variable in self._facts.variables:
             own = shares.get(variable.op, (1.0,))
@@ -310,8 +371,17 @@ class BlockEstimate:
                 whole[block] += variable.bytes
             else:
                 held_bytes[block] += variable.bytes * max(own)
-        found = [most[0] + inside[0], most[1] + inside[1], most[2], most[3], whole, held_bytes]
-        return WayCosts(*[one.tolist() for one in found])
+        waits = (inside[0] > 0).tolist(), (inside[1] > 0).tolist()
+
+        def costs(found: List[List[np.ndarray]], held: np.ndarray, others: Optional[WayCosts]) -> WayCosts:
+            most = [np.max([one[at] for one in found], axis=0) for at in range(4)]
+            of_blocks = [most[0] + inside[0], most[1] + inside[1], most[2], most[3], whole, held]
+            forward, backward, kept, outputs, of_all, of_some = [one.tolist() for one in of_blocks]
+            places = parts if others else ()
+            return WayCosts(forward, backward, kept, outputs, of_all, of_some, places, waits, others)
+
+        others = costs(candidates[False], 0.0 * held_bytes, None) if parts else None
+        return costs(candidates[True], held_bytes, others)
 
     def _of_blocks(self, kind: Device, rows: int, name: str, share: np.ndarray, of_group: np.ndarray) -> np.ndarray:
         own = np.asarray(getattr(self._costs.at(self._rows, kind), name), float)
@@ -366,3 +436,16 @@ class BlockEstimate:
 
     def _outside(self, source: Output) -> Placement:
         return _ROWS if self._facts.ops[source[0]].by_rows else REPLICATED
+
+
+def _added(late: _Late, places: Sequence[int], seconds: float) -> _Late:
+    """`late` with further seconds of some places."""
+    found = dict(late)
+    for place in places:
+        found[place] = found.get(place, 0.0) + seconds
+    return tuple(found.items())
+
+
+def _most(late: _Late) -> float:
+    """The seconds for which all wait for the last place."""
+    return max([seconds for _, seconds in late], default=0.0)

@@ -4,12 +4,16 @@
     way          rows   rows   split  split     two devices: rows of the batch on each; shards; all of it on the first
     strategy     outside of a scope   epl.split(2)
 
+Further ways are of a part of the devices of a group: `further_ways`.
+
 A strategy can say more than one change of the ways only in scopes that each ask for all devices, epl.replicate(2) next
 to epl.split(2), or with `cluster.colocate_split_and_replicate`. Devices of one epl.replicate(n) divide what they read,
 so that the first needs a batch that is fed.
 """
 
 import itertools
+import math
+import re
 from typing import Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 from epl.parallel.plan import strategy as strategies
@@ -32,8 +36,32 @@ class Way:
 
 
 WAYS = (Way.ROWS, Way.SPLIT, Way.SMALL, Way.FIRST)
-_WEIGHT = {Way.SPLIT: FAST, Way.SMALL: SMALL, Way.FIRST: FAST}
 _FINE = 8  # parts of the shard of the slowest device
+_DEVICE, _OVER = "device ", "split over "
+_SIZES = re.compile(r": ([0-9+]+)\)")
+
+
+def on_device(place: int) -> str:
+    """The way of a block that one device of each group computes, by its place in the group."""
+    return f"{_DEVICE}{place}" if place else Way.FIRST
+
+
+def split_over(devices: int) -> str:
+    """The way of a block in shards on so many devices of each group, the fastest, then those of most memory."""
+    return f"{_OVER}{devices}"
+
+
+def further_ways(group: int) -> Tuple[str, ...]:
+    """The ways of a group of devices beyond WAYS: on any other device, and split over a part of them."""
+    powers = [2**power for power in range(1, group.bit_length()) if 2**power < group]
+    return (*map(on_device, range(1, group)), *map(split_over, powers))
+
+
+def place_of(way: str) -> Optional[int]:
+    """The place of the device that computes all of a block; None: several do."""
+    if way == Way.FIRST:
+        return 0
+    return int(way[len(_DEVICE) :]) if way.startswith(_DEVICE) else None
 
 
 class BlockPlan(NamedTuple):
@@ -131,6 +159,11 @@ class BlockPlans:
         """
         return self._of_whole(way, group).get(place)
 
+    def parts(self, way: str, group: int) -> Tuple[int, ...]:
+        """The places of a group whose devices have a part of a block; () for all."""
+        places = tuple(place for place, ratio in enumerate(self._ratios(way, group)) if ratio)
+        return () if len(places) == group else places
+
     def bare(self, plan: BlockPlan) -> Strategy:
         """The strategy of a plan without choices, to name it where it has none."""
         return self._without_choices(plan)[0]
@@ -147,7 +180,7 @@ class BlockPlans:
         given = {one.op: one.placements for one in self.strategy(plan).choices}
         found: Dict[Strategy, None] = {}
         reason: Optional[PlanError] = None
-        weight = min(_WEIGHT[way] for way in plan.ways if way != Way.ROWS)
+        weight = min(_weight(way) for way in plan.ways if way != Way.ROWS)
         for limit in (given, None):
             try:
                 choices = self._chooser.choose(ratios, plan.group, weight, limit)
@@ -161,13 +194,16 @@ class BlockPlans:
 
     def _of_whole(self, way: str, group: int) -> Dict[int, str]:
         """The choice of each op where all blocks are computed in a way."""
+        place = place_of(way)
+        if place:  # the same as on the first device, with the parts of the two exchanged
+            return {op: _moved(text, place) for op, text in self._of_whole(Way.FIRST, group).items()}
         key = way, group
         if key in self._reasons:
             raise self._reasons[key]
         if key not in self._whole:
             ratios = {place: self._ratios(way, group) for place in range(len(self.base.ops))}
             try:
-                found = self._chooser.choose(ratios, group, _WEIGHT[way])
+                found = self._chooser.choose(ratios, group, _weight(way))
             except PlanError as error:
                 self._reasons[key] = error
                 raise
@@ -238,12 +274,34 @@ class BlockPlans:
         return self._cuts[key]
 
     def _new_ratios(self, way: str, group: int) -> Ratios:
-        if way == Way.FIRST:
-            return (1,) + (0,) * (group - 1)
-        if way == Way.SMALL or len(set(self.kinds)) == 1:
+        place = place_of(way)
+        if place is not None:
+            return tuple(int(one == place) for one in range(group))
+        is_equal = len(set(self.kinds)) == 1
+        if way == Way.SMALL or (way == Way.SPLIT and is_equal):
             return ()
         slowest = [max(self._seconds(kind) for kind in set(self.kinds[place::group])) for place in range(group)]
-        return reduced([round(_FINE * max(slowest) / one) for one in slowest])
+        count = int(way[len(_OVER) :]) if way.startswith(_OVER) else group
+        memory = [min(kind.memory or math.inf for kind in self.kinds[place::group]) for place in range(group)]
+        taken = sorted(range(group), key=lambda place: (slowest[place], -memory[place]))[:count]
+        least = max(slowest[place] for place in taken)
+        parts = {place: 1 if is_equal else round(_FINE * least / slowest[place]) for place in taken}
+        return reduced([parts.get(place, 0) for place in range(group)])
+
+
+def _weight(way: str) -> float:
+    return SMALL if way == Way.SMALL else FAST
+
+
+def _moved(text: str, place: int) -> str:
+    """A choice of one device in the words of another one: "shard(1: 4+0+0)" on place 2 is "shard(1: 0+0+4)"."""
+
+    def swapped(match: "re.Match[str]") -> str:
+        sizes = match.group(1).split("+")
+        sizes[0], sizes[place] = sizes[place], sizes[0]
+        return ": {})".format("+".join(sizes))
+
+    return _SIZES.sub(swapped, text)
 
 
 def group_sizes(base: Strategy) -> Sequence[int]:

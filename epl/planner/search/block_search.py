@@ -4,6 +4,9 @@
     a step              a change or two: the way of a block, of neighbours, of all equal blocks; group, checkpoint, ZeRO
                         taken if it is faster, else with the probability exp(-b * difference)
 
+The walk begins with the ways that all devices have a part in, and the first device. When these give nothing better, or
+for the last part of its time, every other way that it draws is one of a part of the devices.
+
 Memory is a constraint: a plan that fits is never left for one that does not, and one that does not only for one that
 lacks less. Each plan is simulated once. With the same seed and number of steps the same plan is found.
 
@@ -25,6 +28,7 @@ _OF_STARTS = 0.5  # part of the time for plans that are given, so that the walk 
 _STARTS = 4  # candidates from which rounds begin
 _LEAST_ROUND, _OF_BLOCK = 40, 4  # steps of a round: at least, and for each block
 _TWICE = 0.3  # part of the steps that make two changes
+_OF_FURTHER = 0.3  # part of the walk, by time or steps, that has further ways
 _PATIENCE = 5  # rounds without a better plan, after which the search ends
 _CLEARLY = 1e-3  # part of the time by which a plan is better that makes the search go on
 _TOLD = 1.0  # seconds between two messages
@@ -51,6 +55,7 @@ class SearchSpace(NamedTuple):
       classes: of the blocks; equal blocks have equal ones.
       groups: sizes of groups.
       ways, checkpoint, zero: values; a key that the user has set has one.
+      further: ways of a size of groups that the walk takes later.
     """
 
     classes: Tuple[int, ...]
@@ -58,15 +63,13 @@ class SearchSpace(NamedTuple):
     ways: Tuple[str, ...] = WAYS
     checkpoint: Tuple[bool, ...] = (False, True)
     zero: Tuple[str, ...] = _ZERO
+    further: Callable[[int], Tuple[str, ...]] = lambda group: ()
 
-    @property
-    def size(self) -> float:
-        """How many plans there are, at most."""
-        settings = len(self.checkpoint) * len(self.zero)
-        split = (
-            len(self.ways) ** len(self.classes) - 1 if Way.ROWS in self.ways else len(self.ways) ** len(self.classes)
-        )
-        return float(settings * (len(self.groups) * split + 1))
+    def size(self, has_further: bool) -> float:
+        """How many plans there are, at most; with further ways or without."""
+        settings, rows = len(self.checkpoint) * len(self.zero), int(Way.ROWS in self.ways)
+        counts = [len(self.ways) + has_further * len(self.further(group)) for group in self.groups]
+        return float(settings * (sum(float(count) ** len(self.classes) - rows for count in counts) + 1))
 
 
 class Found(NamedTuple):
@@ -106,6 +109,8 @@ class BlockSearch:
         self._end = time.monotonic() + limits.seconds
         self._told = time.monotonic()
         self._improved = 0  # step of the last better plan
+        self._has_further = False
+        self._further_starts: Sequence[BlockPlan] = ()
         self.steps = 0
         self.ended = ""
 
@@ -129,12 +134,18 @@ class BlockSearch:
         """The number of different plans that were simulated, or refused."""
         return len(self._known)
 
-    def run(self, candidates: Sequence[BlockPlan], starts: Sequence[BlockPlan] = ()) -> None:
+    def run(
+        self,
+        candidates: Sequence[BlockPlan],
+        starts: Sequence[BlockPlan] = (),
+        further: Sequence[BlockPlan] = (),
+    ) -> None:
         """Looks for better plans.
 
         Args:
           candidates: plans that are looked at in any case.
           starts: plans that are looked at for half of the time that is left; the walk has the other half.
+          further: plans that the walk looks at before it takes further ways.
         """
         for plan in candidates:
             self.look(plan)
@@ -142,15 +153,32 @@ class BlockSearch:
         for plan in starts:
             if self._limits.steps is not None or time.monotonic() < walk_from:
                 self.look(plan)
+        self._further_starts = further
         self._walk()
 
     def best(self, count: int) -> List[Found]:
-        """The best plans, the best first; of plans that do not fit, those that lack least."""
+        """The best plans, the best first, of equal ones those without further ways; of others those that lack least."""
         found = [Found(plan, outcome) for plan, outcome in self._known.items() if outcome is not None]
-        return sorted(found, key=lambda one: (rank(one.outcome), one.plan))[:count]
+        simple = set(self._space.ways)
+        return sorted(found, key=lambda one: (rank(one.outcome), not set(one.plan.ways) <= simple, one.plan))[:count]
 
     def _walk(self) -> None:
-        """The rounds."""
+        """The rounds, without further ways at first."""
+        limits, end = self._limits, self._end
+        if any(map(self._space.further, self._space.groups)):
+            steps = None if limits.steps is None else int((1.0 - _OF_FURTHER) * limits.steps)
+            self._limits = limits._replace(steps=steps)
+            self._end -= _OF_FURTHER * max(0.0, end - time.monotonic())
+            self._rounds()
+            self._has_further, self._improved, self.ended = True, self.steps, ""
+        self._limits, self._end = limits, end
+        for plan in self._further_starts:
+            if not self._is_over(0):
+                self.look(plan)
+        self.ended = ""
+        self._rounds()
+
+    def _rounds(self) -> None:
         round_steps = max(_LEAST_ROUND, _OF_BLOCK * len(self._space.classes))
         number = 0
         while not self._is_over(round_steps):
@@ -200,7 +228,9 @@ class BlockSearch:
             members = set(range(begin, draw.randrange(begin, count) + 1))
         else:
             members = {at for at in range(count) if space.classes[at] == space.classes[begin]}
-        ways = [one for one in space.ways if one != plan.ways[begin]]
+        further = space.further(plan.group) if self._has_further else ()
+        drawn = further if further and draw.random() < 0.5 else space.ways
+        ways = [one for one in drawn if one != plan.ways[begin]]
         if not ways:
             return plan
         way = draw.choice(ways)
@@ -209,7 +239,10 @@ class BlockSearch:
         )
 
     def _canonical(self, plan: BlockPlan) -> BlockPlan:
-        """The plan; without a split, its group is the first: it means nothing."""
+        """The plan; without a split, its group is the first: it means nothing. Ways that its group lacks are splits."""
+        if self._has_further:
+            known = {*self._space.ways, *self._space.further(plan.group)}
+            plan = plan._replace(ways=tuple(one if one in known else Way.SPLIT for one in plan.ways))
         return plan._replace(group=self._space.groups[0]) if set(plan.ways) == {Way.ROWS} else plan
 
     def _is_late(self) -> bool:
@@ -221,7 +254,7 @@ class BlockSearch:
             self.ended = f"auto.steps is {limits.steps}"
         elif self._is_late():
             self.ended = f"its {limits.seconds:.3g} s are over"
-        elif len(self._known) >= self._space.size:
+        elif len(self._known) >= self._space.size(self._has_further):
             self.ended = "all plans were looked at"
         elif limits.steps is None and self.steps - self._improved > _PATIENCE * round_steps:
             self.ended = f"nothing better came in {self.steps - self._improved} steps"

@@ -2,7 +2,7 @@
 
     uniform split          all blocks in shards, in groups of the devices of a worker, or of all
     two ways               the last blocks split, or on one device; those before them by rows
-    BlockSearch            any way for each block
+    BlockSearch            any way for each block; at last also ways of a part of the devices
 
 They are compared by choices that are found once, where the whole model is split. What is taken has choices of its own.
 """
@@ -13,7 +13,7 @@ from typing import Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
 from epl.env import Env
 from epl.parallel.plan.strategy import Strategy
 from epl.planner.search import comparison
-from epl.planner.search.block_plans import BlockPlan, BlockPlans, Way, group_sizes
+from epl.planner.search.block_plans import BlockPlan, BlockPlans, Way, further_ways, group_sizes, on_device
 from epl.planner.search.block_search import BlockSearch, Found, SearchLimits, SearchSpace, rank
 from epl.planner.search.candidates import PlanCandidate, is_left_alone
 from epl.planner.search.comparison import Compared, PlanOutcome
@@ -67,6 +67,7 @@ def search_blocks(
         groups=tuple(group_sizes(base)),
         checkpoint=(False, True) if is_left_alone(base, "gradient_checkpoint.type") else (False,),
         zero=("", "v0", "v1") if is_left_alone(base, "zero.level") else ("",),
+        further=further_ways,
     )
 
     def simulated(plan: BlockPlan) -> PlanOutcome:
@@ -76,7 +77,7 @@ def search_blocks(
     uniform, *others = [_uniform(space, group) for group in space.groups]
     starts = [*_two_ways(space), *[plan for plans_of_group in others for plan in plans_of_group]]
     with search_time.until_interrupted():
-        search.run(uniform, starts)
+        search.run(uniform, starts, _on_parts(space))
     compared = [_compared(f"uniform split: {plan.describe()}", plan, plans, balance, simulate) for plan in uniform]
     best = search.best(_TAKEN if estimate is None else _SIMULATED)
     if estimate is not None:
@@ -125,6 +126,21 @@ def _two_ways(space: SearchSpace) -> List[BlockPlan]:
         for ways in ((Way.SPLIT, Way.SMALL), (Way.FIRST,)):
             for last in [one for one in _LAST if one < count]:
                 found += [BlockPlan((Way.ROWS,) * (count - last) + (way,) * last, group) for way in ways]
+    return found
+
+
+def _on_parts(space: SearchSpace) -> List[BlockPlan]:
+    """Plans with a further way for all blocks, and with blocks on one device after the other."""
+    count = len(space.classes)
+    found = []
+    for group in space.groups:
+        further = further_ways(group)
+        found += [BlockPlan((way,) * count, group) for way in further]
+        found += [
+            BlockPlan((Way.FIRST,) * (count - last) + (on_device(1),) * last, group) for last in _LAST if last < count
+        ]
+        powers = [2**power for power in range(2, group.bit_length())]
+        found += [BlockPlan(tuple(on_device(at * part // count) for at in range(count)), group) for part in powers]
     return found
 
 

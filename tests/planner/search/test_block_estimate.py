@@ -11,7 +11,7 @@ from epl.ir.graph import Graph
 from epl.planner.prediction.prediction import KnownParts
 from epl.planner.search import by_blocks, decision
 from epl.planner.search.block_estimate import BlockEstimate
-from epl.planner.search.block_plans import WAYS, BlockPlan, Way
+from epl.planner.search.block_plans import WAYS, BlockPlan, Way, further_ways
 from epl.planner.search.decision import SearchResult, find_strategy
 from tests.parallel.in_process import init  # noqa: F401
 from tests.planner.search.searched_model import skipping
@@ -49,22 +49,45 @@ def estimated(init, monkeypatch):  # noqa: F811
     return Estimated(init, monkeypatch, lambda: skipping(8, 512), "4*v100-16,pcie3", 4, auto__rows=2048)
 
 
-def changed(plan, draw):
+EVERY = (*WAYS, *further_ways(4))
+
+
+def changed(plan, draw, ways=EVERY):
     block = draw.randrange(len(plan.ways))
-    return plan._replace(ways=(*plan.ways[:block], draw.choice(WAYS), *plan.ways[block + 1 :]))
+    return plan._replace(ways=(*plan.ways[:block], draw.choice(ways), *plan.ways[block + 1 :]))
 
 
 def test_estimates_agree_with_the_simulator(estimated):
     estimate, draw = estimated.estimate(), random.Random(0)
     count = len(estimated.plans.blocks)
-    plans = [BlockPlan((way,) * count, 4, False, zero) for way in WAYS for zero in ("", "v1")]
-    plan = plans[0]
-    for _ in range(30):
-        plan = changed(plan, draw)
-        plans.append(plan)
+    plans = [BlockPlan((way,) * count, 4, False, zero) for way in EVERY for zero in ("", "v1")]
+    for ways in (WAYS, EVERY):
+        plan = plans[0]
+        for _ in range(30):
+            plan = changed(plan, draw, ways)
+            plans.append(plan)
     ratios = [estimate(one).seconds / estimated.simulate(one).seconds for one in plans]
     print(f"{min(ratios):.3f} to {max(ratios):.3f}")
     assert 0.85 < min(ratios) and max(ratios) < 1.15
+
+
+def test_branches_on_different_devices_are_computed_at_the_same_time(init, monkeypatch):  # noqa: F811
+    def towers():
+        tops = []
+        for name in "ab":
+            x = tf.placeholder(tf.float32, [None, 1024])
+            for number in range(4):
+                x = tf.layers.dense(x, 1024, tf.nn.relu, name=f"{name}{number}")
+            tops.append(x)
+        return tf.reduce_mean(tf.square(tops[0] - tops[1]))
+
+    found = Estimated(init, monkeypatch, towers, "2*v100-16,pcie3", 2, auto__rows=64)
+    first, other = (Way.FIRST,) * 4, (further_ways(2)[0],) * 4
+    plans = [BlockPlan(ways, 2) for ways in (first + first, first + other, other + first)]
+    simulated = [found.simulate(plan).seconds for plan in plans]
+    assert simulated[1] == pytest.approx(simulated[2]) and simulated[1] < 0.8 * simulated[0]
+    for plan, seconds in zip(plans, simulated):
+        assert found.estimate()(plan).seconds == pytest.approx(seconds, rel=0.1)
 
 
 def test_shards_that_are_reduced_between_nodes_divide_the_network(init, monkeypatch):  # noqa: F811

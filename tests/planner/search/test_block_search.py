@@ -182,3 +182,27 @@ def test_the_walk_makes_steps_however_many_plans_are_given(monkeypatch):
     found = BlockSearch(costs.space, slow, SearchLimits(40.0, None, 0))
     found.run([rows(8)], list(costs.plans()))
     assert found.steps >= 15 and now[0] <= 41.0
+
+
+def test_further_ways_come_after_the_others_and_only_where_they_are_better():
+    further = {2: ("device 1",), 4: ("device 3", "split over 2")}
+    space = SearchSpace((0, 1, 2), (2, 4), TWO_WAYS, (False,), ("",), lambda group: further[group])
+    seen = []
+
+    def evaluate(plan):
+        seen.append(plan)
+        assert set(plan.ways) <= {*TWO_WAYS, *further[plan.group]}
+        return PlanOutcome(10.0 - ("split over 2" in plan.ways) - (plan.ways[2] == Way.SPLIT), ())
+
+    start = BlockPlan(("split over 2",) * 3, 4)
+    found = BlockSearch(space, evaluate, SearchLimits(60.0, None, 0))
+    found.run([rows(3)], [], [start])
+    at = seen.index(start)
+    assert len(set(seen[:at])) == 15 and all(set(plan.ways) <= set(TWO_WAYS) for plan in seen[:at])
+    best = found.best(1)[0].plan
+    assert "split over 2" in best.ways and best.ways[2] == Way.SPLIT
+    assert len(seen) == len(set(seen)) and (space.size(False), space.size(True)) == (15, 1 + 26 + 63)
+
+    found = BlockSearch(space, lambda plan: PlanOutcome(1.0, ()), SearchLimits(60.0, 50, 0))
+    found.run([rows(3)], [], [start])
+    assert set(found.best(1)[0].plan.ways) <= set(TWO_WAYS)  # of equal plans

@@ -13,7 +13,7 @@ from epl.parallel.plan import strategy as strategies
 from epl.parallel.plan.sections import SplitSection
 from epl.parallel.strategy import record
 from epl.planner.search import by_blocks, decision
-from epl.planner.search.block_plans import BlockPlan, Way
+from epl.planner.search.block_plans import BlockPlan, Way, on_device, split_over
 from epl.planner.search.decision import SearchResult
 from epl.planner.search.model_blocks import find_blocks, joined
 from epl.utils.errors import PlanError
@@ -39,8 +39,14 @@ SEARCH = {"auto__planner": "search", "auto__steps": 0, "auto__rows": 32}
 
 @pytest.fixture
 def machine(tmp_path):
+    return written(tmp_path, SLOW_LINK, "4*gpu")
+
+
+def written(tmp_path, machine, *devices):
+    """The path of a machine file, with other devices in its node."""
+    nodes = [{**machine["nodes"][0], "devices": list(devices)}]
     path = tmp_path / "machine.json"
-    path.write_text(json.dumps(SLOW_LINK))
+    path.write_text(json.dumps({**machine, "nodes": nodes}))
     return str(path)
 
 
@@ -139,11 +145,11 @@ def test_keys_of_the_user_stay(init, machine):  # noqa: F811
         assert values["zero.level"] == "v1" and values["gradient_checkpoint.type"] == ""
 
 
-def plan_only(monkeypatch, ways, **plan):
+def plan_only(monkeypatch, ways, group=2, **plan):
     """The search takes this plan, whatever it costs."""
 
     def search(base, plans, balance, simulate, estimate, spent):
-        found = by_blocks._compared("the plan", BlockPlan(ways, 2, **plan), plans, balance, simulate)
+        found = by_blocks._compared("the plan", BlockPlan(ways, group, **plan), plans, balance, simulate)
         assert found.outcome is not None, found.refusal
         return by_blocks.BlockResult((found._replace(outcome=found.outcome._replace(seconds=1e-12)),), "")
 
@@ -151,6 +157,7 @@ def plan_only(monkeypatch, ways, **plan):
 
 
 R, S, M, F = Way.ROWS, Way.SPLIT, Way.SMALL, Way.FIRST
+D1, D3, TWO = on_device(1), on_device(3), split_over(2)
 
 
 @pytest.mark.parametrize(
@@ -162,6 +169,10 @@ R, S, M, F = Way.ROWS, Way.SPLIT, Way.SMALL, Way.FIRST
         ((F, F, F), {}),
         ((S, R, F), {"zero": "v0"}),
         ((R, F, S), {"checkpoint": True, "zero": "v1"}),
+        ((R, D1, F), {}),
+        ((D1, D1, D1), {}),
+        ((R, TWO, TWO), {"group": 4}),
+        ((TWO, R, D3), {"group": 4, "zero": "v1"}),
     ],
 )
 def test_every_kind_of_plan_trains_as_one_device(init, machine, monkeypatch, ways, plan):  # noqa: F811
@@ -178,7 +189,7 @@ def test_uneven_shards_train_as_one_device(init, tmp_path, monkeypatch):  # noqa
 def trains_as_one_device(init, machine, monkeypatch, ways, plan):  # noqa: F811
     feed = np.random.RandomState(0).rand(8, 16, 16, 3).astype(np.float32)
     losses = []
-    for devices in (1, 2):
+    for devices in (1, plan.get("group", 2)):
         init(devices, annotate=False, **({"auto__machine": machine, **SEARCH} if devices > 1 else {}))
         plan_only(monkeypatch, ways, **plan)
         tf.set_random_seed(1)
@@ -246,3 +257,53 @@ def test_shards_are_as_large_as_devices_are_fast(init, tmp_path):  # noqa: F811
     assert block.ratios[0] == pytest.approx(3 * block.ratios[1], rel=0.2)  # the fast device is put first
     assert fast.outcome.seconds < 0.75 * small.outcome.seconds
     assert result().chosen.candidate.strategy.blocks[-1].ratios == block.ratios
+
+
+def chain(x, name, width, layers):
+    for number in range(layers):
+        x = tf.layers.dense(x, width, tf.nn.relu, name=f"{name}{number}")
+    return x
+
+
+def searched_choice(init, path, devices, rows, build):  # noqa: F811
+    """Kinds of the blocks of the plan that a search takes, with their ratios; and what it has compared."""
+    init(devices, annotate=False, auto__machine=path, **{**SEARCH, "auto__steps": 20, "auto__rows": rows})
+    loss = build()
+    tf.train.GradientDescentOptimizer(0.1).minimize(loss)
+    found = result()
+    assert found.chosen.fits
+    return found.chosen.candidate.strategy, found
+
+
+def test_branches_that_each_fit_a_device_are_on_different_ones(init, tmp_path):  # noqa: F811
+    """Two towers of many weights and few rows: neither sends anything inside, and they run at the same time."""
+
+    def towers():
+        x, y = [tf.placeholder(tf.float32, [None, 512]) for _ in range(2)]
+        return tf.reduce_mean(tf.square(chain(x, "a", 512, 12) - chain(y, "b", 512, 12)))
+
+    path = written(tmp_path, {**SLOW_LINK, "links": {"l": {**SLOW_LINK["links"]["l"], "latency": "50 us"}}}, "2*gpu")
+    strategy, found = searched_choice(init, path, 2, 32, towers)
+    assert [block.ratios for block in strategy.blocks] == [(1, 0), (0, 1)]
+    of_layer = {op.name: op.block for op in strategy.ops if op.type == "MatMul"}
+    assert {name: int(name[0] == "b") for name in of_layer} == of_layer
+    others = [one for one in found.compared if one.fits and "device 1" not in one.candidate.name]
+    assert min(one.outcome.seconds for one in others) > 1.1 * found.chosen.outcome.seconds
+
+
+def test_a_block_is_split_over_the_devices_that_have_memory_for_it(init, tmp_path):  # noqa: F811
+    """A quarter does not fit the small devices, all of it no device, and half of it the large ones."""
+    small, large = [{"preset": "v100-16", "memory": memory} for memory in ("50 MB", "170 MB")]
+    links = {"l": {"latency": "2 us", "bandwidth": "10 GB/s", "shared_by": 1}}
+    machine = {**SLOW_LINK, "devices": {"small": small, "large": large}, "links": links}
+    path = written(tmp_path, machine, "small", "large", "large", "small")
+    strategy, _ = searched_choice(
+        init, path, 4, 64,
+        lambda: tf.reduce_mean(tf.square(chain(tf.placeholder(tf.float32, [None, 2048]), "layer", 2048, 3))),
+    )  # fmt: skip
+    wide = [block.ratios for block in strategy.blocks if block.kind == "split"][0]
+    assert sorted(wide) == [0, 0, 1, 1]
+    kept = {one.key: json.loads(one.value) for one in strategy.settings}["cluster.device_order"]
+    kinds = "small large large small".split()
+    order = [int(at) for at in kept.split(",")] if kept else range(4)
+    assert [kinds[at] for at, ratio in zip(order, wide) if ratio] == ["large", "large"]
