@@ -415,8 +415,11 @@ class Resharder:
         up, down = self.own([0] + [first] * others, tf.int32), self.own([last] * others + [0], tf.int32)
         edges = [slice_along(tensor, dim, 0, up), slice_along(tensor, dim, tf.shape(tensor)[dim] - down, down)]
         sent = to_front(tf.concat(edges, axis=dim), dim)
-        received = from_front(self._send(sent, self.own(list(splits), tf.int64), "halos"), dim)
         above, below = self.own([0] + [last] * others, tf.int32), self.own([first] * others + [0], tf.int32)
+        row = tf.shape(sent)[1:]  # of no elements, if no picture is there: elements are sent, which can be counted
+        elements = self.own(list(splits), tf.int64) * tf.cast(tf.reduce_prod(row), tf.int64)
+        received = self._send(tf.reshape(sent, [-1]), elements, "halos")
+        received = from_front(tf.reshape(received, tf.concat([[above + below], row], axis=0)), dim)
         return slice_along(received, dim, 0, above), slice_along(received, dim, above, below)
 
     def _to_blocks(self, tensor: tf.Tensor, dim: int) -> tf.Tensor:

@@ -267,3 +267,27 @@ def test_placements_print():
     assert [str(placement) for placement in (REPLICATED, PARTIAL, shard(1, None), shard(0, (3, 2)))] == [
         "full", "partial", "shard(1)", "shard(0: 3+2)"
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize("dim, before, after", [(0, 1, 1), (2, 2, 1), (2, 0, 3), (2, 1, 0)])
+@pytest.mark.parametrize("rows", [6, 0])
+def test_halos(rows, dim, before, after):
+    """The neighbours' rows, and their gradients; along another dimension than the rows also where there are none."""
+    full = X[: rows if dim else 6]
+    placement = shard(dim, (full.shape[dim] // 3,) * 3)
+    around = [(0, 0)] * dim + [(before, after)] + [(0, 0)] * (3 - dim)
+    padded, size = np.pad(full, around, "constant"), full.shape[dim] // 3
+    wide = [np.take(padded, range(rank * size, rank * size + before + size + after), dim) for rank in range(3)]
+
+    def build(resharder, rank):
+        local = tf.placeholder_with_default(part(full, placement, rank), [None] * 4)
+        return with_gradient(resharder.with_halos(local, dim, before, after), local, wide[rank])
+
+    gradient = np.zeros_like(padded)
+    for rank, one in enumerate(wide):
+        at = (slice(None),) * dim + (slice(rank * size, rank * size + one.shape[dim]),)
+        gradient[at] += one
+    gradient = np.take(gradient, range(before, before + full.shape[dim]), dim)
+    for rank, (value, grad) in enumerate(run(build)):
+        close(value, wide[rank])
+        close(grad, part(gradient, placement, rank))

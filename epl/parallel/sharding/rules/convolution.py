@@ -1,7 +1,7 @@
 """Rules of convolutions and pooling: cut over images, positions, input channels (leaves partial sums) or outputs."""
 
 import math
-from typing import Iterator, List, Tuple
+from typing import Iterator, List, Optional, Tuple
 
 import tensorflow.compat.v1 as tf
 
@@ -23,12 +23,14 @@ _BEYOND = {"MaxPool": -math.inf, "MaxPool3D": -math.inf}
 
 
 def _positions(op: OpInfo) -> List[int]:
-    """The dimensions of a batch of images that are neither images nor channels."""
+    """The dimensions of a batch of images that are neither images nor channels; none if channels have two."""
+    if text_attr(op, "data_format") == "NCHW_VECT_C":
+        return []
     first = 2 if text_attr(op, "data_format").startswith("NC") else 1
     return list(range(first, first + len(op.inputs[0].shape or ()) - 2))
 
 
-def _image(op: OpInfo, channels: str, positions: int = 2) -> Labels:
+def _image(op: OpInfo, channels: Optional[str], positions: int = 2) -> Labels:
     """Labels of a batch of images."""
     if text_attr(op, "data_format").startswith("NC"):
         return ["n", channels] + [None] * positions
@@ -69,9 +71,10 @@ def _transposed_convolution(op: OpInfo) -> Iterator[Choice]:
 @rule("DepthwiseConv2dNative")
 def _depthwise(op: OpInfo) -> Iterator[Choice]:
     """Every channel gives `multiplier` channels of the result, next to each other."""
-    yield from labelled(op, [_image(op, ""), [None] * 4], [_image(op, "")])
+    yield from labelled(op, [_image(op, None), [None] * 4], [_image(op, None)])
     kernel = op.inputs[1].shape
-    yield from cut_positions(op, _positions(op), kernel or [None] * 2, 0.0)
+    if set(op.attrs.get("dilations") or [1]) == {1}:  # kernels for CPUs take no notice of others
+        yield from cut_positions(op, _positions(op), kernel or [None] * 2, 0.0)
     if kernel is None or kernel[2] is None or kernel[3] is None:
         return
     channels = _image(op, "c").index("c")
@@ -88,7 +91,8 @@ def _pool(op: OpInfo) -> Iterator[Choice]:
     yield from never_empty(labelled(op, [labels], [labels]))
     # A pool over channels mixes those of several shards, so that channels are not cut.
     positions = _positions(op)
-    yield from cut_positions(op, positions, [window[dim] for dim in positions], _BEYOND.get(op.type))
+    beyond = _BEYOND.get(op.type) if op.inputs[0].dtype.is_floating else None
+    yield from cut_positions(op, positions, [window[dim] for dim in positions], beyond)
 
 
 @rule("MaxPoolV2")

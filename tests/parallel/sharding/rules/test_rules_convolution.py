@@ -5,7 +5,7 @@ import tensorflow.compat.v1 as tf
 
 from epl.parallel.sharding.rules.registry import OpInfo, TensorInfo, choices_of
 from tests.parallel.sharding.rules.rule_harness import THREE, Case, check, short
-from tests.parallel.sharding.rules.rule_inputs import constant, floats, positive
+from tests.parallel.sharding.rules.rule_inputs import constant, floats, integers, positive
 
 raw = tf.raw_ops
 SAME = {"strides": [1, 2, 2, 1], "padding": "SAME"}
@@ -121,6 +121,10 @@ def height_cases():
     depthwise = moving(1)
     yield Case("depthwise", lambda x, k: raw.DepthwiseConv2dNative(input=x, filter=k, **depthwise),
                [floats("B", 16, 7, 4), floats(3, 2, 4, 2)], "b0,F>b0 s1,F>s1 s3,s2>s3")  # fmt: skip
+    yield Case("depthwise_one", lambda x, k: raw.DepthwiseConv2dNative(input=x, filter=k, **depthwise),
+               [floats("B", 16, 7, 4), floats(3, 2, 4, 1)], "b0,F>b0 s1,F>s1 s3,s2>s3")  # fmt: skip
+    yield Case("max_of_integers", lambda x: raw.MaxPool(input=x, **dict(wide, ksize=[1, 3, 3, 1])),
+               [integers(4, 16, 7, 4)], "s0>s0 s3>s3")  # fmt: skip
     yield Case("both", lambda x, k: raw.Conv2D(input=x, filter=k, **moving(1)),
                [floats(4, 8, 16, 4), floats(3, 4, 4, 4)],
                "s0,F>s0 s3,s2>P F,s3>s3 s1,F>s1 s2,F>s2")  # fmt: skip
