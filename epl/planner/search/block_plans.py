@@ -194,12 +194,12 @@ class BlockPlans:
 
     def _of_whole(self, way: str, group: int) -> Dict[int, str]:
         """The choice of each op where all blocks are computed in a way."""
-        place = place_of(way)
-        if place:  # the same as on the first device, with the parts of the two exchanged
-            return {op: _moved(text, place) for op, text in self._of_whole(Way.FIRST, group).items()}
-        key = way, group
+        key, place = (way, group), place_of(way)
         if key in self._reasons:
             raise self._reasons[key]
+        if key not in self._whole and place:  # the same as on the first device, with the parts of the two exchanged
+            first = self._of_whole(Way.FIRST, group)
+            self._whole[key] = {op: _moved(text, place) for op, text in first.items()}
         if key not in self._whole:
             ratios = {place: self._ratios(way, group) for place in range(len(self.base.ops))}
             try:

@@ -9,7 +9,7 @@ import tensorflow.compat.v1 as tf
 
 from epl.ir.graph import Graph
 from epl.planner.prediction.prediction import KnownParts
-from epl.planner.search import by_blocks, decision
+from epl.planner.search import block_plans, by_blocks, decision
 from epl.planner.search.block_estimate import BlockEstimate
 from epl.planner.search.block_plans import WAYS, BlockPlan, Way, further_ways
 from epl.planner.search.decision import SearchResult, find_strategy
@@ -88,6 +88,15 @@ def test_branches_on_different_devices_are_computed_at_the_same_time(init, monke
     assert simulated[1] == pytest.approx(simulated[2]) and simulated[1] < 0.8 * simulated[0]
     for plan, seconds in zip(plans, simulated):
         assert found.estimate()(plan).seconds == pytest.approx(seconds, rel=0.1)
+
+
+def test_choices_of_another_device_are_made_once(estimated, monkeypatch):
+    moved, made = block_plans._moved, []
+    monkeypatch.setattr(block_plans, "_moved", lambda text, place: made.append(text) or moved(text, place))
+    plan = BlockPlan((further_ways(4)[0],) * len(estimated.plans.blocks), 4)
+    for _ in range(2):
+        estimated.plans.strategy(plan)
+    assert 0 < len(made) <= len(estimated.plans.base.ops)
 
 
 def test_shards_that_are_reduced_between_nodes_divide_the_network(init, monkeypatch):  # noqa: F811
