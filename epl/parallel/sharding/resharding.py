@@ -36,7 +36,7 @@ from epl.ops.op_types import COLLECTIVE_OP_TYPES
 from epl.parallel.sharding.batch_weights import BatchWeights
 from epl.parallel.sharding.placements import Placement, balanced_sizes, offsets, shard
 from epl.parallel.sharding.replicated_rows import ReplicatedRows
-from epl.parallel.sharding.slices import known_ndims, slice_along
+from epl.parallel.sharding.slices import known_ndims, pad_along, slice_along
 from epl.utils import tf_compat
 
 _GRADIENT = "EplSplitConversion"
@@ -398,7 +398,8 @@ class Resharder:
         size = tf.shape(tensor)[dim] - before - after
         front, back = self._swap_edges(tensor, dim, before, after)
         own = slice_along(tensor, dim, before, size)
-        own += _padded(front, dim, 0, size - tf.shape(front)[dim]) + _padded(back, dim, size - tf.shape(back)[dim], 0)
+        own += pad_along(front, {dim: (0, size - tf.shape(front)[dim])})
+        own += pad_along(back, {dim: (size - tf.shape(back)[dim], 0)})
         own.set_shape(_with_size(tensor.shape, dim, None if wide is None else wide - before - after))
         return own
 
@@ -508,13 +509,6 @@ def from_front(tensor: tf.Tensor, dim: int) -> tf.Tensor:
 
 def _transposed(tensor: tf.Tensor, order: List[int]) -> tf.Tensor:
     return tensor if order == sorted(order) else tf.transpose(tensor, order)
-
-
-def _padded(tensor: tf.Tensor, dim: int, before: Any, after: Any) -> tf.Tensor:
-    """The tensor with so many rows of zeros before and after it along `dim`."""
-    around = [[0, 0] for _ in range(known_ndims(tensor))]
-    around[dim] = [before, after]
-    return tf.pad(tensor, around)
 
 
 def _with_size(shape: tf.TensorShape, dim: int, size: Optional[int]) -> tf.TensorShape:

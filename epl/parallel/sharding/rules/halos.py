@@ -18,7 +18,7 @@ import tensorflow.compat.v1 as tf
 from epl.parallel.sharding.placements import REPLICATED, shard
 from epl.parallel.sharding.rules.common import ASSUMED_SIZE, text_attr
 from epl.parallel.sharding.rules.registry import Choice, Emission, Emit, OpInfo
-from epl.parallel.sharding.slices import known_ndims
+from epl.parallel.sharding.slices import pad_along
 
 
 class _Reach(NamedTuple):
@@ -40,17 +40,18 @@ def cut_positions(
       filled_with: what the op takes for pixels beyond the image; None: no number does, so that there are no halos.
     """
     image, ratios = op.inputs[0], op.ratios or (1,)
-    reaches = {dim: _reach(op, dim, window) for dim, window in zip(positions, windows)}
+    found = {dim: _reach(op, dim, window) for dim, window in zip(positions, windows)}
+    reaches = {dim: reach for dim, reach in found.items() if reach is not None}
     for dim, reach in reaches.items():
         step = op.ranks * op.attrs["strides"][dim]
         size = None if image.shape is None else image.shape[dim]
-        if reach is None or size is None or size % step or dim == image.batch or len(set(ratios)) > 1:
+        if size is None or size % step or dim == image.batch or len(set(ratios)) > 1:
             continue
         emit, moved = None, 0.0
         if any(reach):
-            if filled_with is None or None in reaches.values() or max(reach) > size // op.ranks:
+            if filled_with is None or len(reaches) < len(found) or max(reach) > size // op.ranks:
                 continue
-            emit = _with_halos(dim, {other: found or _Reach(0, 0) for other, found in reaches.items()}, filled_with)
+            emit = _with_halos(dim, reaches, filled_with)
             moved = 2.0 * _sent(op, dim, reach)  # as many in the backward pass
         into, out = (shard(dim, (part // op.ranks,) * op.ranks) for part in (size, size // op.attrs["strides"][dim]))
         yield Choice((into, *[REPLICATED] * (len(op.inputs) - 1)), (out,), emit, moved)
@@ -84,13 +85,6 @@ def _with_halos(dim: int, reaches: Dict[int, _Reach], filled_with: float) -> Emi
     def emit(emission: Emission, op: OpInfo, inputs: List[tf.Tensor]) -> List[tf.Tensor]:
         image = emission.with_halos(inputs[0], dim, reaches[dim].before, reaches[dim].after, filled_with)
         others = {other: reach for other, reach in reaches.items() if other != dim and any(reach)}
-        return emission.same([_padded(image, others, filled_with)] + inputs[1:], padding="VALID")
+        return emission.same([pad_along(image, others, filled_with)] + inputs[1:], padding="VALID")
 
     return emit
-
-
-def _padded(image: tf.Tensor, reaches: Dict[int, _Reach], filled_with: float) -> tf.Tensor:
-    if not reaches:
-        return image
-    sizes = [list(reaches.get(dim, (0, 0))) for dim in range(known_ndims(image))]
-    return tf.pad(image, sizes, constant_values=tf.constant(filled_with, image.dtype))
