@@ -62,6 +62,20 @@ class ShardedVariable(NamedTuple):
     sizes: Tuple[int, ...]
 
 
+class InsideExchange(NamedTuple):
+    """A collective inside an op that is computed on shards, such as that of the maximum of a softmax.
+
+    Attributes:
+      collective: its name.
+      is_backward: whether it is of the backward pass.
+      share: the bytes that its cost is computed with, as a multiple of those of the op's first output in full.
+    """
+
+    collective: str
+    is_backward: bool
+    share: float
+
+
 class OpChoice(NamedTuple):
     """An op of a split that is computed on shards, or whose placements are given.
 
@@ -69,12 +83,14 @@ class OpChoice(NamedTuple):
       op: its name.
       inputs, outputs: their placements: "full", "partial", "shard(dim)" or "shard(dim: size+size)".
       given: whether the annotation of the scope gives them.
+      inside: the collectives of the op itself.
     """
 
     op: str
     inputs: Tuple[str, ...]
     outputs: Tuple[str, ...]
     given: bool = False
+    inside: Tuple[InsideExchange, ...] = ()
 
     def text(self) -> str:
         """The placements as text: "full, shard(1) -> shard(1)"."""

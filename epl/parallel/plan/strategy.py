@@ -15,6 +15,7 @@ from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Sequence, Tup
 from epl.config.config import Config
 from epl.config.keys import KEY_BY_NAME
 from epl.parallel.plan import values
+from epl.parallel.plan.sections import InsideExchange
 from epl.utils.errors import PlanError
 
 FORMAT = "epl-strategy"
@@ -91,10 +92,12 @@ class PlannedChoice(NamedTuple):
     Attributes:
       op: its place in the list of ops.
       placements: of its inputs and outputs, as a printed plan has them: "full, shard(1) -> shard(1)".
+      inside: the collectives of the op itself; for predictions, the placements decide.
     """
 
     op: int
     placements: str
+    inside: Tuple[InsideExchange, ...] = ()
 
 
 class SplitChoices(NamedTuple):
@@ -197,6 +200,8 @@ def from_json(text: str) -> Strategy:
             {**one, "value": json.dumps(one["value"])} if isinstance(one, dict) and "value" in one else one
             for one in rest["settings"]
         ]
+    if isinstance(rest.get("choices"), list):  # older files tell no collectives inside of ops
+        rest["choices"] = [{"inside": [], **one} if isinstance(one, dict) else one for one in rest["choices"]]
     strategy: Strategy = values.from_json(Strategy, json.dumps(rest))
     _check(strategy)
     return strategy

@@ -655,11 +655,11 @@ def _flows(
                 return "adds up rows that are divided by their number", (OWN,) * len(choice.outputs)
             of_own = any(flow.kind == _OWN for flow in inputs)
             found.append(OWN if of_own else Flow(PARTIAL_SUM if has_data else COUNT, -1, degree, has_data))
-        elif choice.moved and has_data:
+        elif choice.inside and has_data:
             if any(one.is_floating for one in dtypes):
                 return _REDUCES, (OWN,) * len(choice.outputs)
             found.append(UNKNOWN)
-        elif choice.moved:
+        elif choice.inside:
             found.append(_UNKNOWN_SIZE)
         else:
             found.append(OWN if any(flow.kind == _OWN for flow in inputs) else SAME)

@@ -13,9 +13,10 @@ from typing import Dict, List, NamedTuple, Sequence, Tuple
 
 from epl.ir.colocation import taskgraph_index
 from epl.parallel.plan.loaded import misfit
-from epl.parallel.plan.sections import OpChoice, SplitSection
+from epl.parallel.plan.sections import InsideExchange, OpChoice, SplitSection
 from epl.parallel.plan.strategy import SplitChoices
 from epl.parallel.sharding.placements import Placement
+from epl.parallel.sharding.rules.common import assumed_bytes
 from epl.parallel.split.program import Program, Step
 from epl.parallel.split.search import Limits, placements_of, without_limit
 from epl.utils.errors import PlanError
@@ -114,10 +115,15 @@ def planned(program: Program, section: SplitSection) -> List[List[int]]:
     return found
 
 
-def choice_of(step: Step, choice: int) -> OpChoice:
-    """A choice of a step as names and placements."""
+def choice_of(step: Step, choice: int, trained: bool = False) -> OpChoice:
+    """A choice of a step as names, placements and collectives, those of its gradient too if it is trained."""
     inputs, outputs = (tuple(map(str, placements)) for placements in placements_of(step, choice))
-    return OpChoice(step.op.name, inputs, outputs)
+    inside = []
+    for one in step.choices[choice].built(trained) if choice >= 0 else ():
+        result = step.info.outputs[0]
+        share = one.nbytes / max(assumed_bytes(result.shape, result.dtype.size), 1.0)
+        inside.append(InsideExchange(one.collective, one.is_backward, share))
+    return OpChoice(step.op.name, inputs, outputs, inside=tuple(inside))
 
 
 def fits(step: Step, choice: int, text: str) -> bool:

@@ -7,7 +7,7 @@ from epl.parallel.sharding.rules.registry import RULES
 from epl.parallel.split.given_choices import choice_of
 from epl.parallel.split.program import Program, Step, Value, num_bytes
 from epl.parallel.split.resharding_paths import collectives, is_half
-from epl.parallel.split.search import Decision, reshardings, variable_placements
+from epl.parallel.split.search import Decision, is_trained, reshardings, variable_placements
 from epl.utils.errors import PlanError
 from epl.utils.source_line import user_line
 
@@ -23,8 +23,12 @@ def moved_bytes(program: Program, decision: Decision) -> Tuple[float, float]:
     An open batch counts with the size that the program assumes.
     """
     made = [resharding for step in reshardings(program, decision) for _, resharding in step]
-    inside = sum(step.choices[choice].moved for step, choice in zip(program.steps, decision.choices) if choice >= 0)
+    inside = sum(_inside(program, step, choice) for step, choice in zip(program.steps, decision.choices))
     return sum(resharding.forward + resharding.backward for resharding in made), inside
+
+
+def _inside(program: Program, step: Step, choice: int) -> float:
+    return step.choices[choice].moved(program.ranks, is_trained(program, step)) if choice >= 0 else 0.0
 
 
 def table(program: Program, decision: Decision) -> str:
@@ -36,8 +40,8 @@ def table(program: Program, decision: Decision) -> str:
         if choice >= 0 or made or is_given:
             arrow = choice_of(step, choice).text() + (" (given)" if is_given else "")
             lines.append(f"  {step.op.type} {step.op.name}: {arrow}")
-        if choice >= 0 and step.choices[choice].moved:
-            lines.append(f"      inside: {step.choices[choice].moved:,.0f}")
+        if _inside(program, step, choice):
+            lines.append(f"      inside: {_inside(program, step, choice):,.0f}")
         for number, resharding in made:
             value = program.values[number]
             names = [_told(name, value) for name in collectives(resharding.kind, value.trained)]

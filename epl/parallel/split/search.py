@@ -158,6 +158,11 @@ def placements_of(step: Step, choice: int) -> Tuple[Tuple[Placement, ...], Tuple
     return (REPLICATED,) * len(step.inputs), (REPLICATED,) * len(step.outputs)
 
 
+def is_trained(program: Program, step: Step) -> bool:
+    """Whether a gradient passes a step."""
+    return any(number >= 0 and program.values[number].trained for number in step.inputs)
+
+
 def native_placement(program: Program, number: int, wanted: Placement) -> Placement:
     """The first placement of a value: an entry has its own; a variable gets `wanted`, that of its first op."""
     value = program.values[number]
@@ -285,7 +290,7 @@ class _Search:
         """Two steps have the same number if they cost the same from the same forms of their inputs."""
         place = {number: at for at, number in enumerate((*met.taken, *step.outputs))}
         key = (
-            tuple((choice.inputs, choice.outputs, choice.moved) for choice in step.choices),
+            tuple((choice.inputs, choice.outputs, choice.inside) for choice in step.choices),
             tuple(self._limits.get(index, ())),
             index in self._limits,
             step.seconds,
@@ -398,7 +403,8 @@ class _Search:
         if not cut:
             work = [1.0] * self._program.ranks
         wasted = sum(share for share, ratio in zip(work, step.info.ratios) if not ratio)
-        moved = self._link.latency + found.moved / self._link.bandwidth if found.moved else 0.0
+        built = found.built(is_trained(self._program, step))
+        moved = sum(self._link.latency + one.sent(self._program.ranks) / self._link.bandwidth for one in built)
         return step.seconds * (max(work) + wasted) + moved
 
     def _reshard(self, number: int, forms: _Forms, wanted: Form) -> Optional[Tuple[float, _Forms]]:

@@ -10,7 +10,7 @@ from epl.parallel.split.given_choices import ScopeChoices, annotated, choice_of,
 from epl.parallel.split.groups import SplitPlan
 from epl.parallel.split.program import Program, Value, num_bytes
 from epl.parallel.split.resharding_paths import Link
-from epl.parallel.split.search import Decision, Limits, search, variable_placements
+from epl.parallel.split.search import Decision, Limits, is_trained, search, variable_placements
 from epl.utils.errors import PlanError
 
 
@@ -23,7 +23,7 @@ def section_of(plan: SplitPlan, program: Program, decision: Decision) -> SplitSe
       decision: how the program is computed.
     """
     ops = tuple(
-        choice_of(step, choice)._replace(given=number in decision.given)
+        choice_of(step, choice, is_trained(program, step))._replace(given=number in decision.given)
         for number, (step, choice) in enumerate(zip(program.steps, decision.choices))
         if choice >= 0 or number in decision.given
     )
@@ -77,7 +77,7 @@ def _decision_of(section: SplitSection, program: Program, limits: Limits) -> Dec
     for number, (step, alike) in enumerate(zip(program.steps, planned(program, section))):
         if number in limits and not set(alike).intersection(limits[number]):
             raise misfit(f"the scope of {step.op.name!r} gives other placements for it")
-        moved = [step.choices[choice].moved if choice >= 0 else 0.0 for choice in alike]
+        moved = [step.choices[choice].moved(program.ranks, True) if choice >= 0 else 0.0 for choice in alike]
         choices.append(alike[moved.index(min(moved))])
     return Decision(tuple(choices), 0.0)
 

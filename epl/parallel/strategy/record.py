@@ -193,7 +193,7 @@ def choices_of(section: Optional[SplitSection], found: ForwardPass) -> Tuple[Pla
     """
     place = {op.name: number for number, op in enumerate(found.ops)}
     chosen = [one for one in (() if section is None else section.ops) if one.op in place]
-    return tuple(sorted(PlannedChoice(place[one.op], one.text()) for one in chosen))
+    return tuple(sorted(PlannedChoice(place[one.op], one.text(), one.inside) for one in chosen))
 
 
 def blocks_of(taskgraphs: Sequence[TaskGraph], names: Sequence[List[str]] = ()) -> Tuple[Block, ...]:

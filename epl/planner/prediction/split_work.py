@@ -17,6 +17,7 @@ import tensorflow.compat.v1 as tf
 
 from epl.parallel.costs.op_times import OpTimes
 from epl.parallel.costs.ops import OpCost
+from epl.parallel.plan.sections import InsideExchange
 from epl.parallel.plan.strategy import Strategy
 from epl.parallel.sharding.placements import REPLICATED, Placement, balanced_sizes, shard, shares
 from epl.parallel.sharding.resharding import is_uneven
@@ -26,6 +27,7 @@ from epl.parallel.split.resharding_paths import Form, Resharding, collectives, i
 from epl.planner.machine.machine import Device
 from epl.planner.machine.op_kinds import Kind
 from epl.planner.prediction.facts import ModelFacts, Output, source_of
+from epl.planner.simulator.model_costs import ModelOp
 from epl.utils.errors import PlanError
 
 _PLACEMENT = re.compile(r"(full|partial|shard\((\d+)(?:: ([0-9+]+))?\))")
@@ -180,6 +182,17 @@ def exchanges_of(
     return found
 
 
+def inside_exchanges(op: ModelOp, number: int, inside: Sequence[InsideExchange], ranks: int) -> List[SplitExchange]:
+    """The collectives inside op `number`, which is computed on shards; those of the backward pass if it has one."""
+    return [
+        SplitExchange(
+            number, one.is_backward, f"{op.name}: inside", one.collective, (number, 0), one.share, 0.0, 0.0, 0,
+            (one.share,) * ranks,
+        )
+        for one in inside
+    ]  # fmt: skip
+
+
 def _copies(collective: str, before: Placement, after: Placement, ranks: int) -> Tuple[float, float, int]:
     """How `Resharder` prepares a collective: the fields `copied`, `transposed` and `copy_ops` of `SplitExchange`.
 
@@ -221,6 +234,7 @@ class _Walk:
         self._tensor_bytes, self._half = tensor_bytes, half
         self._inside = [op.block in splits for op in strategy.ops]
         self._choices = {one.op: one.placements for one in strategy.choices}
+        self._exchanged_inside = {one.op: one.inside for one in strategy.choices}
         self._taken = {source for op in facts.ops for source, _ in op.inputs}
         self._forms: Dict[Output, Tuple[Form, ...]] = {}
         self.of_group = np.zeros(count, bool)
@@ -251,6 +265,7 @@ class _Walk:
         for taken, placement in zip(op.inputs, into):
             self._take(number, source_of(self._facts.ops, taken), placement, number in self._choices)
             self._send(number, taken, placement)
+        self.exchanges += inside_exchanges(op, number, self._exchanged_inside.get(number, ()), self._ranks)
         for output, placement in enumerate(out):
             self._forms[number, output] = (Form(placement, False),)
             if number not in self._taken:

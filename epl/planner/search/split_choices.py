@@ -23,7 +23,7 @@ from epl.parallel.split.program import Program
 from epl.parallel.split.readers import with_readers
 from epl.parallel.split.region import find_region
 from epl.parallel.split.resharding_paths import Link
-from epl.parallel.split.search import FULL_VARIABLE, Limits, search
+from epl.parallel.split.search import FULL_VARIABLE, Limits, is_trained, search
 from epl.parallel.split.shape_inference import OpenShape, open_shapes
 from epl.parallel.strategy.record import ForwardPass, choices_of
 from epl.planner.machine.machine import Machine
@@ -132,7 +132,8 @@ class SplitChooser:
         made = []
         for step, choice in zip(program.steps, decision.choices):
             if choice >= 0 and step.op.name in self._place:
-                made.append(PlannedChoice(self._place[step.op.name], choice_of(step, choice).text()))
+                found = choice_of(step, choice, is_trained(program, step))
+                made.append(PlannedChoice(self._place[step.op.name], found.text(), found.inside))
         return tuple(sorted(made))
 
     def _program(self, ratios: Mapping[int, Ratios], ranks: int) -> Program:

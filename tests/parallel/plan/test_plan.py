@@ -21,7 +21,13 @@ from epl.parallel.plan.sections import (
     ZeroSection,
 )
 
-SCALARS = {int: st.integers(0, 9), str: st.sampled_from("abc"), bool: st.booleans(), type(None): st.none()}
+SCALARS = {
+    int: st.integers(0, 9),
+    float: st.sampled_from([0.0, 0.5]),
+    str: st.sampled_from("abc"),
+    bool: st.booleans(),
+    type(None): st.none(),
+}
 
 
 @functools.lru_cache(maxsize=None)

@@ -16,7 +16,7 @@ from epl.ops.job import Job
 from epl.ops.op_types import COLLECTIVE_OP_TYPES
 from epl.parallel.sharding.placements import REPLICATED, offsets
 from epl.parallel.sharding.resharding import Resharder
-from epl.parallel.sharding.rules.registry import Choice
+from epl.parallel.sharding.rules.registry import Choice, Inside
 from epl.parallel.split.lowering import Lowering
 from epl.parallel.split.program import Program
 from epl.parallel.split.region import find_region
@@ -44,7 +44,7 @@ _NAMES = itertools.count()
 
 def wanted(choices: Sequence[Choice]) -> Tuple[Choice, ...]:
     """The choices as a search takes them rather than compute in full, whatever it costs to come there."""
-    return tuple(choice._replace(moved=choice.moved - 1e15) for choice in choices)
+    return tuple(choice._replace(inside=(*choice.inside, Inside("all-reduce", -1e15))) for choice in choices)
 
 
 def few_choices(seed: int) -> Callable[[Program], None]:

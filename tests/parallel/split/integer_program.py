@@ -17,7 +17,7 @@ import pulp
 from epl.parallel.sharding.placements import REPLICATED, Placement, shares
 from epl.parallel.split.program import VARIABLE, Program, Step, num_bytes
 from epl.parallel.split.resharding_paths import Form, Link, count_collectives, route, total_bytes, wanted_form
-from epl.parallel.split.search import native_placement, output_form, placements_of, without_limit
+from epl.parallel.split.search import is_trained, native_placement, output_form, placements_of, without_limit
 
 _LARGE_VARIABLE = 64 * 1024  # bytes, below which a variable that each rank has in full costs less than its bytes
 _GATHERED = 0.25  # of what a variable in full costs: for one that is gathered where it is used
@@ -63,7 +63,9 @@ class SplitCosts:
         found = step.choices[choice]
         cut = [placement for placement in found.inputs + found.outputs if placement.is_shard]
         work = max([max(shares(placement, self.program.ranks)) for placement in cut], default=1.0)
-        return step.seconds * work + (self._link.latency + found.moved / self._link.bandwidth if found.moved else 0.0)
+        inside = found.built(is_trained(self.program, step))
+        sent = sum(one.sent(self.program.ranks) for one in inside)
+        return step.seconds * work + len(inside) * self._link.latency + sent / self._link.bandwidth
 
     def treatment(self, number: int, step: Step, choice: int) -> Treatment:
         """What a step does with a value."""

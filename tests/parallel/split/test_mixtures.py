@@ -68,7 +68,7 @@ def test_two_all_to_alls_forward_and_two_backward_in_each_layer(gate, batch, lay
 
 def test_a_batch_of_known_size_needs_nothing_else():
     program, decision = split("top2", 4)
-    assert not any(step.choices[choice].moved for step, choice in zip(program.steps, decision.choices) if choice >= 0)
+    assert not any(step.choices[choice].inside for step, choice in zip(program.steps, decision.choices) if choice >= 0)
 
 
 def test_experts_that_devices_do_not_divide_are_dealt_out_all_the_same():

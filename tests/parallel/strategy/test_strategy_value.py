@@ -5,6 +5,7 @@ import json
 import pytest
 
 from epl.parallel.plan import strategy as strategies
+from epl.parallel.plan.sections import InsideExchange
 from epl.parallel.plan.strategy import Block, ForwardOp, PlannedChoice, Setting, Strategy
 from epl.utils.errors import PlanError
 
@@ -24,7 +25,7 @@ def _strategy() -> Strategy:
         device_type="CPU",
         blocks_origin="balanced",
         blocks=(Block("replicate", 1, 0, (), ("x", "one"), 1), Block("split", 0, 1, (3, 1), ("two",), 1)),
-        choices=(PlannedChoice(3, "shard(1: 3+1) -> partial"),),
+        choices=(PlannedChoice(3, "shard(1: 3+1) -> partial", (InsideExchange("all-reduce", True, 0.5),)),),
         settings=(Setting("pipeline.num_micro_batch", "4", "code"), Setting("zero.level", '""', "default")),
         ops=OPS,
     )
@@ -45,6 +46,14 @@ def test_files_of_the_version_before_are_read():
     for one in plain["settings"]:
         one["value"] = json.dumps(one["value"])
     assert strategies.from_json(json.dumps(plain)) == _strategy()
+
+
+def test_files_that_tell_no_collectives_inside_of_ops_are_read():
+    plain = json.loads(strategies.to_json(_strategy()))
+    for one in plain["choices"]:
+        del one["inside"]
+    (choice,) = strategies.from_json(json.dumps(plain)).choices
+    assert choice == _strategy().choices[0]._replace(inside=())
 
 
 def test_fingerprint_counts_no_names_and_no_blocks():

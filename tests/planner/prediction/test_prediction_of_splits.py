@@ -2,6 +2,7 @@
 
 import pytest
 
+from epl.parallel.plan.sections import InsideExchange
 from epl.planner.prediction.prediction import predict, predicted, prepare
 from epl.planner.prediction.split_work import _copies, parse_placement
 from epl.utils.errors import NotAvailableError, PlanError
@@ -86,6 +87,18 @@ def test_a_replicated_input_is_entered_and_a_replicated_result_summed():
     planned = strategy(costs, devices=2, blocks=[split(2)], choices={3: COLUMNS, 6: ROWS_OF_KERNEL})
     found = predict(planned, costs, machine(bandwidth=8.0), 4)
     assert moved(found) == {("all-reduce", "forward"): 32.0}
+
+
+def test_what_an_op_exchanges_inside_counts():
+    costs = two_layers()
+    planned = strategy(costs, devices=2, blocks=[split(2)], choices={3: COLUMNS, 6: ROWS_OF_KERNEL})
+    inside = (InsideExchange("all-reduce", False, 0.5), InsideExchange("all-to-all", True, 0.25))
+    wider = planned._replace(choices=(planned.choices[0]._replace(inside=inside), planned.choices[1]))
+    before, after = [predict(one, costs, machine(bandwidth=8.0), 4) for one in (planned, wider)]
+    new = [one for one in after.lowered.ops if one.decision == "split" and "inside" in one.name]
+    # 16 B for each of 4 rows are the first product in full.
+    assert [(one.collective, one.bytes) for one in new] == [("all-reduce", 32.0), ("all-to-all", 16.0)]
+    assert after.seconds - before.seconds == pytest.approx((32.0 + 16.0 / 2) / 8.0)
 
 
 def test_a_layer_between_columns_has_one_all_reduce_in_each_direction():

@@ -15,7 +15,7 @@ import tensorflow.compat.v1 as tf
 
 from epl.parallel.sharding.placements import PARTIAL, REPLICATED, Placement, offsets, shard
 from epl.parallel.sharding.resharding import with_gradient
-from epl.parallel.sharding.rules.registry import Choice, Emission, Emit, OpInfo, TensorInfo, shard_choices
+from epl.parallel.sharding.rules.registry import Choice, Emission, Emit, Inside, OpInfo, TensorInfo, shard_choices
 from epl.parallel.sharding.slices import known_ndims, slice_along
 
 Labels = Sequence[Optional[Hashable]]  # one for each dimension; None: it is never cut
@@ -156,12 +156,21 @@ def text_attr(op: OpInfo, name: str) -> str:
     return value.decode() if isinstance(value, bytes) else value
 
 
-def all_reduced(op: OpInfo, shape: Optional[Sequence[Optional[int]]], itemsize: int, times: float) -> float:
-    """Bytes that a rank sends when a tensor is all-reduced a number of times."""
+def assumed_bytes(shape: Optional[Sequence[Optional[int]]], itemsize: int) -> float:
+    """Bytes of a tensor, as costs assume them: unknown dimensions have ASSUMED_SIZE, an unknown shape is a scalar's."""
     elements = 1
     for size in shape or ():
         elements *= ASSUMED_SIZE if size is None else size
-    return times * 2.0 * (op.ranks - 1) / op.ranks * elements * itemsize
+    return float(elements * itemsize)
+
+
+def all_reduced(
+    shape: Optional[Sequence[Optional[int]]], itemsize: int, forward: Sequence[int], backward: Sequence[int] = ()
+) -> Tuple[Inside, ...]:
+    """All-reduces, each of so many tensors of a shape at once, in the forward and in the backward pass."""
+    nbytes = assumed_bytes(shape, itemsize)
+    directions = ((forward, False), (backward, True))
+    return tuple(Inside("all-reduce", nbytes * times, which) for found, which in directions for times in found)
 
 
 def shape_without(info: TensorInfo, dims: Collection[int]) -> List[Optional[int]]:

@@ -10,14 +10,13 @@ Parts are equal and begin at a multiple of the stride, so that every rank runs t
 part and two halos. Where the windows do not overlap there is no halo, and the op runs on the part as it is.
 """
 
-from typing import Dict, Iterator, List, NamedTuple, Optional, Sequence
+from typing import Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple
 
-import numpy as np
 import tensorflow.compat.v1 as tf
 
 from epl.parallel.sharding.placements import REPLICATED, shard
-from epl.parallel.sharding.rules.common import ASSUMED_SIZE, text_attr
-from epl.parallel.sharding.rules.registry import Choice, Emission, Emit, OpInfo
+from epl.parallel.sharding.rules.common import assumed_bytes, shape_without, text_attr
+from epl.parallel.sharding.rules.registry import Choice, Emission, Emit, Inside, OpInfo
 from epl.parallel.sharding.slices import pad_along
 
 
@@ -47,14 +46,15 @@ def cut_positions(
         size = None if image.shape is None else image.shape[dim]
         if size is None or size % step or dim == image.batch or len(set(ratios)) > 1:
             continue
-        emit, moved = None, 0.0
+        emit: Optional[Emit] = None
+        inside: Tuple[Inside, ...] = ()
         if any(reach):
             if filled_with is None or len(reaches) < len(found) or max(reach) > size // op.ranks:
                 continue
             emit = _with_halos(dim, reaches, filled_with)
-            moved = 2.0 * _sent(op, dim, reach)  # as many in the backward pass
+            inside = _exchanged(op, dim, reach)
         into, out = (shard(dim, (part // op.ranks,) * op.ranks) for part in (size, size // op.attrs["strides"][dim]))
-        yield Choice((into, *[REPLICATED] * (len(op.inputs) - 1)), (out,), emit, moved)
+        yield Choice((into, *[REPLICATED] * (len(op.inputs) - 1)), (out,), emit, inside)
 
 
 def _reach(op: OpInfo, dim: int, window: Optional[int]) -> Optional[_Reach]:
@@ -71,12 +71,13 @@ def _reach(op: OpInfo, dim: int, window: Optional[int]) -> Optional[_Reach]:
     return _Reach(total // 2, total - total // 2)
 
 
-def _sent(op: OpInfo, dim: int, reach: _Reach) -> float:
-    """The bytes of the halos that one rank sends, of those that send most."""
+def _exchanged(op: OpInfo, dim: int, reach: _Reach) -> Tuple[Inside, ...]:
+    """The halos that are sent, and their gradients: as many bytes as the rank has that sends most."""
     image = op.inputs[0]
     lines = sum(reach) if op.ranks > 2 else max(reach)
-    sizes = [ASSUMED_SIZE if size is None else size for at, size in enumerate(image.shape or ()) if at != dim]
-    return float(lines * np.prod(sizes) * image.dtype.size)
+    sent = lines * assumed_bytes(shape_without(image, [dim]), image.dtype.size)
+    nbytes = sent * op.ranks / (op.ranks - 1)
+    return Inside("all-to-all", nbytes), Inside("all-to-all", nbytes, True)
 
 
 def _with_halos(dim: int, reaches: Dict[int, _Reach], filled_with: float) -> Emit:

@@ -4,7 +4,7 @@ Rows are independent. Where the classes are cut, the ranks exchange maximum and 
 row, for any number of classes. As on a GPU, a label that is no class makes its loss NaN.
 """
 
-from typing import Iterator, List, NamedTuple
+from typing import Iterator, List, NamedTuple, Sequence, Tuple
 
 import tensorflow.compat.v1 as tf
 
@@ -20,13 +20,13 @@ from epl.parallel.sharding.rules.common import (
     with_element,
     without,
 )
-from epl.parallel.sharding.rules.registry import Choice, Emission, Emit, OpInfo, rule
+from epl.parallel.sharding.rules.registry import Choice, Emission, Emit, Inside, OpInfo, rule
 
 
-def _exchanged(op: OpInfo, numbers: int) -> float:
-    """Bytes that a rank sends to all-reduce so many numbers per row."""
+def _exchanged(op: OpInfo, forward: Sequence[int], backward: Sequence[int] = ()) -> Tuple[Inside, ...]:
+    """All-reduces, each of so many numbers per row."""
     last = len(op.inputs[0].shape or ()) - 1
-    return all_reduced(op, shape_without(op.inputs[0], [last]), 4, numbers)
+    return all_reduced(shape_without(op.inputs[0], [last]), 4, forward, backward)
 
 
 # ---- Softmax
@@ -39,7 +39,7 @@ def _softmax(op: OpInfo) -> Iterator[Choice]:
     only_last = without(data, data[:-1])
     for choice in labelled(op, [only_last], [only_last]):
         if choice.inputs[0].sizes is not None:
-            yield choice._replace(emit=_emit_softmax, moved=_exchanged(op, 3))
+            yield choice._replace(emit=_emit_softmax, inside=_exchanged(op, (1, 1), (1,)))
 
 
 def _emit_softmax(emission: Emission, op: OpInfo, inputs: List[tf.Tensor]) -> List[tf.Tensor]:
@@ -84,7 +84,7 @@ def _sparse_cross_entropy(op: OpInfo) -> Iterator[Choice]:
                 (placement, REPLICATED),
                 (REPLICATED, placement),
                 _emit_sparse_cross_entropy(placement),
-                _exchanged(op, 3),
+                _exchanged(op, (1, 2)),
             )
 
 
@@ -137,7 +137,7 @@ def _cross_entropy_rule(op: OpInfo) -> Iterator[Choice]:
     for choice in labelled(op, [[None, "c"], [None, "c"]], [[], []], summed=["c"]):
         placement = choice.inputs[0]
         if placement.sizes is not None:
-            yield Choice((placement, placement), (REPLICATED, placement), _emit_cross_entropy, _exchanged(op, 4))
+            yield Choice((placement, placement), (REPLICATED, placement), _emit_cross_entropy, _exchanged(op, (1, 3)))
 
 
 def _emit_cross_entropy(emission: Emission, op: OpInfo, inputs: List[tf.Tensor]) -> List[tf.Tensor]:
@@ -165,7 +165,7 @@ def _in_top_k(op: OpInfo) -> Iterator[Choice]:
     for choice in labelled(op, [[None, "c"], [], *more], [[]], summed=["c"]):
         placement = choice.inputs[0]
         if placement.sizes is not None:
-            yield Choice(choice.inputs, (REPLICATED,), _emit_in_top_k(placement), _exchanged(op, 3))
+            yield Choice(choice.inputs, (REPLICATED,), _emit_in_top_k(placement), _exchanged(op, (1, 2)))
 
 
 def _emit_in_top_k(placement: Placement) -> Emit:

@@ -3,13 +3,14 @@
 Along the dimension that is cut, a sum leaves partial sums; for other reductions the ranks exchange their results.
 """
 
-from typing import Iterator, List, Optional, Sequence
+from typing import Iterator, List, Optional, Sequence, Tuple
 
 import tensorflow.compat.v1 as tf
 
 from epl.parallel.sharding.placements import REPLICATED, Placement, shard
 from epl.parallel.sharding.rules.common import (
     all_reduced,
+    assumed_bytes,
     constant_axes,
     constant_ints,
     dimensions,
@@ -24,7 +25,7 @@ from epl.parallel.sharding.rules.common import (
     without,
     without_element,
 )
-from epl.parallel.sharding.rules.registry import Choice, Emission, Emit, OpInfo, TensorInfo, rule
+from epl.parallel.sharding.rules.registry import Choice, Emission, Emit, Inside, OpInfo, TensorInfo, rule
 
 
 class _Reduction:
@@ -43,13 +44,11 @@ class _Reduction:
         """Choices that cut a dimension that is not reduced."""
         return labelled(self.op, [without(self.data, self.axes), []], [self.output])
 
-    def over(self, emit: Emit, collectives: float) -> Iterator[Choice]:
+    def over(self, emit: Emit, inside: Tuple[Inside, ...]) -> Iterator[Choice]:
         """Choices that cut a dimension that is reduced, with a REPLICATED result."""
         kept = without(self.data, [axis for axis in self.data if axis not in self.axes])
-        result = self.op.outputs[0]
-        moved = all_reduced(self.op, result.shape, result.dtype.size, collectives)
         for choice in labelled(self.op, [kept, []], [[]], summed=self.axes):
-            yield Choice(choice.inputs, (REPLICATED,), emit, moved)
+            yield Choice(choice.inputs, (REPLICATED,), emit, inside)
 
 
 def _reduction(op: OpInfo) -> Optional[_Reduction]:
@@ -58,12 +57,12 @@ def _reduction(op: OpInfo) -> Optional[_Reduction]:
     return None if axes is None else _Reduction(op, axes)
 
 
-def _exchanged(op: OpInfo, emit: Emit, collectives: float) -> Iterator[Choice]:
+def _exchanged(op: OpInfo, emit: Emit, inside: Tuple[Inside, ...]) -> Iterator[Choice]:
     """The choices of a reduction for which the ranks exchange the results of their shards."""
     found = _reduction(op)
     if found is not None:
         yield from found.rows()
-        yield from found.over(emit, collectives)
+        yield from found.over(emit, inside)
 
 
 @rule("Sum")
@@ -85,8 +84,8 @@ def _mean(op: OpInfo) -> Iterator[Choice]:
     if found is not None:
         for choice in labelled(op, [found.data, []], [found.output], summed=found.axes):
             if choice.inputs[0].dim in found.axes:
-                moved = all_reduced(op, (), 8, 1) if _open_batch(op.inputs[0], choice.inputs[0]) else 0.0
-                yield choice._replace(emit=_emit_mean(found, choice.inputs[0]), moved=moved, averages=True)
+                inside = all_reduced((), 8, (1,)) if _open_batch(op.inputs[0], choice.inputs[0]) else ()
+                yield choice._replace(emit=_emit_mean(found, choice.inputs[0]), inside=inside, averages=True)
     yield from linear(op, 0)
 
 
@@ -118,8 +117,11 @@ def _extremum(op: OpInfo) -> Iterator[Choice]:
     found = _reduction(op)
     if found is not None:
         yield from found.rows()
-        if op.outputs[0].dtype != tf.bool:
-            yield from found.over(_emit_extremum, 2)
+        result = op.outputs[0]
+        if result.dtype != tf.bool:
+            ties = (1,) if result.dtype.is_floating else ()  # they are counted for the gradient
+            inside = all_reduced(result.shape, result.dtype.size, (1, *ties))
+            yield from found.over(_emit_extremum, inside)
 
 
 def _emit_extremum(emission: Emission, op: OpInfo, inputs: List[tf.Tensor]) -> List[tf.Tensor]:
@@ -142,7 +144,8 @@ def _static_axes(op: OpInfo) -> List[int]:
 @rule("Prod", "EuclideanNorm")
 def _gathered(op: OpInfo) -> Iterator[Choice]:
     """The results of the shards are gathered, and each rank reduces them again."""
-    found = _exchanged(op, _emit_gathered, op.ranks / 2)  # each rank gets n - 1 results
+    inside = Inside("all-gather", op.ranks * assumed_bytes(op.outputs[0].shape, op.outputs[0].dtype.size))
+    found = _exchanged(op, _emit_gathered, (inside,))
     # Several ranks may have copies of the same rows.
     return (choice for choice in found if choice.emit is None or choice.inputs[0].sizes is not None)
 
@@ -155,7 +158,7 @@ def _emit_gathered(emission: Emission, op: OpInfo, inputs: List[tf.Tensor]) -> L
 
 @rule("All", "Any")
 def _logical(op: OpInfo) -> Iterator[Choice]:
-    return _exchanged(op, _emit_logical, 4)
+    return _exchanged(op, _emit_logical, all_reduced(op.outputs[0].shape, tf.int32.size, (1,)))
 
 
 def _emit_logical(emission: Emission, op: OpInfo, inputs: List[tf.Tensor]) -> List[tf.Tensor]:
@@ -178,10 +181,10 @@ def _arg(op: OpInfo) -> Iterator[Choice]:
     data = dimensions(op.inputs[0])
     yield from labelled(op, [without(data, axes), []], [[label for label in data if label not in axes]])
     rows = shape_without(op.inputs[0], axes)
-    moved = all_reduced(op, rows, op.inputs[0].dtype.size, 1) + all_reduced(op, rows, op.outputs[0].dtype.size, 1)
+    inside = sum((all_reduced(rows, one.dtype.size, (1,)) for one in (op.inputs[0], op.outputs[0])), ())
     for choice in labelled(op, [data, []], [[]], summed=axes):
         if choice.inputs[0].sizes is not None:
-            yield Choice(choice.inputs, (REPLICATED,), _emit_arg(choice.inputs[0]), moved)
+            yield Choice(choice.inputs, (REPLICATED,), _emit_arg(choice.inputs[0]), inside)
 
 
 def _emit_arg(placement: Placement) -> Emit:
@@ -213,11 +216,11 @@ def _top_k(op: OpInfo) -> Iterator[Choice]:
     count = constant_ints(op.inputs[1])
     if count is None:
         return
-    elements = op.inputs[0].dtype.size + 4  # values forward, their gradients backward, positions forward
-    moved = all_reduced(op, shape_without(op.inputs[0], data[-1:]), elements, 1) * count[0] * op.ranks / 2
+    each = assumed_bytes(shape_without(op.inputs[0], data[-1:]), count[0] * op.ranks)  # of one byte
+    inside = tuple(Inside("all-gather", each * one.dtype.size) for one in op.outputs)
     for choice in labelled(op, [without(data, data[:-1]), []], [[], []], summed=data[-1:]):
         if choice.inputs[0].sizes is not None:
-            yield Choice(choice.inputs, (REPLICATED, REPLICATED), _emit_top_k(choice.inputs[0], count[0]), moved)
+            yield Choice(choice.inputs, (REPLICATED, REPLICATED), _emit_top_k(choice.inputs[0], count[0]), inside)
 
 
 def _emit_top_k(placement: Placement, count: int) -> Emit:

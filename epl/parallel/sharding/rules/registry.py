@@ -110,6 +110,24 @@ class Emission:
 Emit = Callable[[Emission, OpInfo, List[tf.Tensor]], List[tf.Tensor]]
 
 
+class Inside(NamedTuple):
+    """A collective that `emit` builds.
+
+    Attributes:
+      collective: "all-reduce", "all-gather" or "all-to-all".
+      nbytes: of the tensor that each rank has after it; of an all-to-all, what its cost is computed with.
+      is_backward: whether it is built for the gradient.
+    """
+
+    collective: str
+    nbytes: float
+    is_backward: bool = False
+
+    def sent(self, ranks: int) -> float:
+        """Bytes that a rank sends, by the algorithm that sends least."""
+        return (2.0 if self.collective == "all-reduce" else 1.0) * (ranks - 1) / ranks * self.nbytes
+
+
 class Choice(NamedTuple):
     """One way to compute an op on shards.
 
@@ -117,15 +135,23 @@ class Choice(NamedTuple):
       inputs: the placements of its inputs.
       outputs: the placements of its outputs.
       emit: builds the op; None: the same op on the local tensors.
-      moved: bytes that a rank sends inside `emit`, forward and backward.
+      inside: the collectives of `emit`, in their order.
       averages: whether the op itself gives the mean over each shard, of which `emit` makes partial sums.
     """
 
     inputs: Tuple[Placement, ...]
     outputs: Tuple[Placement, ...]
     emit: Optional[Emit] = None
-    moved: float = 0.0
+    inside: Tuple[Inside, ...] = ()
     averages: bool = False
+
+    def moved(self, ranks: int, is_trained: bool) -> float:
+        """Bytes that a rank sends inside the op, forward and, if it is trained, backward."""
+        return sum(one.sent(ranks) for one in self.built(is_trained))
+
+    def built(self, is_trained: bool) -> List[Inside]:
+        """The collectives inside the op, without those of the gradient if it is not trained."""
+        return [one for one in self.inside if is_trained or not one.is_backward]
 
 
 Rule = Callable[[OpInfo], Iterable[Choice]]

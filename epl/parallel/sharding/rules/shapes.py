@@ -7,6 +7,7 @@ import tensorflow.compat.v1 as tf
 from epl.parallel.sharding.placements import PARTIAL, REPLICATED, Placement
 from epl.parallel.sharding.rules.common import (
     Labels,
+    all_reduced,
     constant_axes,
     constant_ints,
     dimensions,
@@ -291,8 +292,8 @@ def _shape(op: OpInfo) -> Iterator[Choice]:
     """The shape of the full tensor, from a shard or a partial sum."""
     for choice in labelled(op, [dimensions(op.inputs[0])], [[]], summed=dimensions(op.inputs[0])):
         placement = choice.inputs[0]
-        moved = 0.0 if placement.sizes is not None else 8.0
-        yield Choice((placement,), (REPLICATED,), _emit_shape(placement), moved)
+        inside = () if placement.sizes is not None else all_reduced((), op.outputs[0].dtype.size, (1,))
+        yield Choice((placement,), (REPLICATED,), _emit_shape(placement), inside)
     yield Choice((PARTIAL,), (REPLICATED,))
 
 

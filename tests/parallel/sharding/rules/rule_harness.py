@@ -7,6 +7,7 @@ epl/parallel/sharding/placements.py.
 
 import contextlib
 import itertools
+from collections import Counter
 from typing import Any, Callable, List, NamedTuple, Optional, Sequence, Tuple, Union
 
 import numpy as np
@@ -15,6 +16,7 @@ import tensorflow.compat.v1 as tf
 
 import epl.parallel.sharding.rules.all  # noqa: F401
 from epl.ops.communicator import Communicator
+from epl.ops.op_types import COLLECTIVE_OP_TYPES
 from epl.parallel.sharding.placements import Placement, offsets
 from epl.parallel.sharding.resharding import Resharder
 from epl.parallel.sharding.rules.emission import RankEmission
@@ -210,6 +212,7 @@ class _Split:
                     for tensor, placement in zip(local, choice.inputs)
                 ]
                 emission = RankEmission(unsplit.op, resharder, lambda: tf.constant(_ROWS[ranks], tf.int64))
+                before = _collectives()
                 if choice.emit is None:
                     outputs = emission.same(entered)
                 else:
@@ -217,8 +220,37 @@ class _Split:
                 assert len(outputs) == len(unsplit.outputs)
                 for output, full in zip(outputs, unsplit.outputs):
                     assert output.dtype == full.dtype, (output, full)
+                forward = _collectives()
                 grads = unsplit.gradients(outputs, local, [value[rank] for value in given])
+                self.built = [forward[len(before) :], _collectives()[len(forward) :]]
+                self.of_entered = Counter()  # the collectives of the gradients of what has been entered
+                for grad, placement in zip(grads, choice.inputs):
+                    if placement.kind == "full" and isinstance(grad, tf.Tensor):
+                        is_sparse = grad.op.type == "UnsortedSegmentSum"
+                        self.of_entered.update(["all-gather"] * 2 if is_sparse else ["all-reduce"])
                 self.fetches.append([list(outputs), grads])
+
+    def wrong_inside(self) -> List[str]:
+        """In what the collectives that the choice tells differ from those that were built."""
+        told = [
+            Counter(one.collective for one in self.choice.inside if one.is_backward == way) for way in (False, True)
+        ]
+        built = [Counter(COLLECTIVE_OP_TYPES[op.type].kind.replace("_", "-") for op in ops) for ops in self.built]
+        built[1].subtract(self.of_entered)
+        wrong = []
+        if told != [Counter({name: count for name, count in one.items() if count}) for one in built]:
+            wrong.append(f"tells {told} inside, and builds {built}")
+        reduced = [tensor for op in self.built[0] if op.type == "EplAllReduce" for tensor in op.inputs[1:]]
+        if all(tensor.shape.is_fully_defined() for tensor in reduced):
+            sizes = sum(tensor.shape.num_elements() * tensor.dtype.size for tensor in reduced)
+            expected = sum(one.nbytes for one in self.choice.inside if one[::2] == ("all-reduce", False))
+            wrong += [] if sizes == expected else [f"tells all-reduces of {expected} bytes, and builds {sizes}"]
+        return [f"{short(self.choice)}: {one}" for one in wrong]
+
+
+def _collectives() -> List[tf.Operation]:
+    """The collectives of the default graph, in the order in which they were made."""
+    return [op for op in tf.get_default_graph().get_operations() if op.type in COLLECTIVE_OP_TYPES]
 
 
 def _local(unsplit: _Unsplit, index: int, placement: Placement, part: np.ndarray, ranks: int) -> tf.Tensor:
@@ -271,6 +303,7 @@ def check(cases: Sequence[Case], how: Union[int, Tuple[int, ...]]) -> None:
     communicator.close()
     for one, values, of_case, fetched in zip(unsplit, full, split, parts):
         for choice, got in zip(of_case, fetched):
+            wrong += [f"{one.case.name}: {what}" for what in choice.wrong_inside()]
             wrong += _differences(one, choice.choice, values, got)
     assert not wrong, "\n".join(wrong)
 

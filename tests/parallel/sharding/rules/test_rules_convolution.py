@@ -147,12 +147,13 @@ def test_a_dilated_window_reaches_further():
     dilated = dict(BY_ONE, dilations=[1, 2, 1, 1])  # CPUs have no gradient of it
     op = info("Conv2D", [(1, 8, 7, 2), (3, 3, 2, 2)], (1, 8, 7, 2), data_format=b"NHWC", **dilated)
     (choice,) = [choice for choice in choices_of(op) if choice.outputs[0].dim == 1]
-    assert choice.moved == 2 * 2 * 7 * 2 * 4
+    assert choice.moved(2, True) == 2 * 2 * 7 * 2 * 4
+    assert choice.moved(2, False) == 2 * 7 * 2 * 4
 
 
 def test_the_halos_of_large_images_are_few_bytes():
     halves = info("Conv2D", [(1, 256, 128, 16), (3, 3, 16, 8)], (1, 256, 128, 8), data_format=b"NHWC", **BY_ONE)
-    moved = {str(choice.outputs[0]): choice.moved for choice in choices_of(halves)}
+    moved = {str(choice.outputs[0]): choice.moved(2, True) for choice in choices_of(halves)}
     # One row to the other rank, and the gradient of one back.
     assert moved["shard(1: 128+128)"] == 2 * 128 * 16 * 4
     assert moved["shard(2: 64+64)"] == 2 * moved["shard(1: 128+128)"]
