@@ -159,8 +159,8 @@ def placements_of(step: Step, choice: int) -> Tuple[Tuple[Placement, ...], Tuple
 
 
 def is_trained(program: Program, step: Step) -> bool:
-    """Whether a gradient passes a step."""
-    return any(number >= 0 and program.values[number].trained for number in step.inputs)
+    """Whether a gradient goes to the first input of a step."""
+    return bool(step.inputs) and step.inputs[0] >= 0 and program.values[step.inputs[0]].trained
 
 
 def native_placement(program: Program, number: int, wanted: Placement) -> Placement:

@@ -88,6 +88,37 @@ def test_stages_with_splits_agree_with_the_rewritten_graph(init, kind, micro_bat
     assert Counter(exchanged) == exchanges_of_rank_0(graph)
 
 
+def head_of_classes(x):
+    """Classes are cut: the maximum and two sums of each row are all-reduced."""
+    with epl.split(2):
+        logits = tf.layers.dense(x, 4096, use_bias=False)
+        labels = tf.cast(tf.argmax(x, 1), tf.int32)
+        return tf.reduce_mean(tf.nn.sparse_softmax_cross_entropy_with_logits(labels=labels, logits=logits))
+
+
+def parts_of_pictures(x):
+    """The height of pictures is cut, as no number of rows is divided: halos go to the neighbour, and back."""
+    pictures = tf.tile(tf.reshape(x[:1], [1, 16, 16, 1]), [1, 16, 16, 8])
+    with epl.split(2):
+        for _ in range(2):
+            pictures = tf.layers.conv2d(pictures, 8, 3, padding="same", use_bias=False)
+        return tf.reduce_mean(tf.square(pictures))
+
+
+@pytest.mark.parametrize(
+    "build, built, count", [(head_of_classes, "EplAllReduce", 2), (parts_of_pictures, "EplAllToAllV", 3)]
+)
+def test_exchanges_inside_of_ops_are_those_of_the_rewritten_graph(init, build, built, count):  # noqa: F811
+    init(2, annotate=False)
+    graph, planned, costs, _ = recorded(build, 2 * ROWS, MOMENTUM)
+    found = predict(planned, costs, on_cpus(2), 2 * ROWS)
+    exchanged = Counter(told.name for told in found.lowered.ops if "inside" in told.name)
+    # Of pictures that need no gradients, no halos come back.
+    assert sum(exchanged.values()) == count, exchanged
+    of_rank = [op for op in graph.tf_graph.get_operations() if not op.name.startswith(("EPL_REPLICA_", "EPL_PLAN/"))]
+    assert sum(op.type == built for op in of_rank) == count
+
+
 def exchanges_of_rank_0(graph):
     """By collective, how many exchanges of matrices of the split the first rank has in a step."""
     found = Counter()

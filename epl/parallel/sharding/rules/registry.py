@@ -116,7 +116,7 @@ class Inside(NamedTuple):
     Attributes:
       collective: "all-reduce", "all-gather" or "all-to-all".
       nbytes: of the tensor that each rank has after it; of an all-to-all, what its cost is computed with.
-      is_backward: whether it is built for the gradient.
+      is_backward: whether it is built for the gradient with respect to the op's first input.
     """
 
     collective: str
