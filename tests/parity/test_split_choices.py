@@ -7,6 +7,8 @@ import pytest
 from tests.parity.oracle import Oracle
 from tests.parity.scripts import splits
 
+PARTS_OF_PICTURES = {"*/Conv2D": "shard(1)", "*/Tanh": "shard(1)", "pool": "shard(1)"}
+
 
 @pytest.mark.parametrize(
     "topology,choices,cut",
@@ -37,8 +39,18 @@ def test_a_model(oracle: Oracle, topology: Tuple[int, int], choices: Dict[str, s
 
 @pytest.mark.parametrize("topology,groups", [((1, 2), 1), ((2, 1), 1), ((2, 2), 2), ((2, 2), 1)], ids=str)
 def test_parts_of_pictures(oracle: Oracle, topology: Tuple[int, int], groups: int) -> None:
-    choices = {"*/Conv2D": "shard(1)", "*/Tanh": "shard(1)", "pool": "shard(1)"}
     answers = oracle.check(
-        topology, splits.train, name="pictures", optimizer="momentum", groups=groups, choices=choices
+        topology, splits.train, name="pictures", optimizer="momentum", groups=groups, choices=PARTS_OF_PICTURES
     )
     assert all(len(answer.results["parts"]) == topology[1] for answer in answers)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("topology", [(1, 2), (2, 1)], ids=str)
+@pytest.mark.parametrize("key,value", [("gradient_checkpoint__type", "auto"), ("optimizer__num_apply_group", 2)])
+def test_parts_of_pictures_with_other_settings(
+    oracle: Oracle, topology: Tuple[int, int], key: str, value: object
+) -> None:
+    oracle.check(
+        topology, splits.train, name="pictures", optimizer="momentum", choices=PARTS_OF_PICTURES, **{key: value}
+    )
