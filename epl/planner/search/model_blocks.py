@@ -7,7 +7,7 @@ Units of `auto_partition` stay whole. Blocks that compute the same are a class: 
 """
 
 import bisect
-from typing import Dict, List, NamedTuple, Sequence, Tuple
+from typing import Dict, List, NamedTuple, Sequence, Set, Tuple
 
 import tensorflow.compat.v1 as tf
 
@@ -27,10 +27,12 @@ class ModelBlocks(NamedTuple):
     Attributes:
       of_op: the block of each op.
       classes: the class of each block; those of equal blocks are equal.
+      has_branches: whether there are two blocks of which none needs data of the other.
     """
 
     of_op: Tuple[int, ...]
     classes: Tuple[int, ...]
+    has_branches: bool
 
     def __len__(self) -> int:
         return len(self.classes)
@@ -68,7 +70,7 @@ def joined(of_op: Sequence[int], ops: Sequence[ForwardOp], seconds: Sequence[flo
         assert cuts is not None  # there are more blocks than that
         of_block = [bisect.bisect_right(cuts.starts, block) - 1 for block in range(count)]
         of_op, count = [of_block[block] for block in of_op], most
-    return ModelBlocks(tuple(of_op), _classes(of_op, ops, count))
+    return ModelBlocks(tuple(of_op), _classes(of_op, ops, count), _has_branches(of_op, ops, count))
 
 
 def _classes(of_op: Sequence[int], ops: Sequence[ForwardOp], count: int) -> Tuple[int, ...]:
@@ -77,6 +79,21 @@ def _classes(of_op: Sequence[int], ops: Sequence[ForwardOp], count: int) -> Tupl
         computed[block].append((op.type, op.outputs))
     numbers: Dict[Tuple[Tuple[str, Tuple[str, ...]], ...], int] = {}
     return tuple(numbers.setdefault(tuple(one), len(numbers)) for one in computed)
+
+
+def _has_branches(of_op: Sequence[int], ops: Sequence[ForwardOp], count: int) -> bool:
+    """Whether a block needs no data of one before it: not its variables, its constants or what is made of them alone."""
+    from_data: Set[int] = set()
+    needed: List[Set[int]] = [set() for _ in range(count)]  # by block, those before it, also through others
+    for number, (block, op) in enumerate(zip(of_op, ops)):
+        data = from_data & {int(one.partition(":")[0]) for one in op.inputs}
+        if data or not (op.inputs or op.type in op_types.VARIABLES or op.type == "Const"):
+            from_data.add(number)
+        needed[block] |= {of_op[one] for one in data}
+    for block, before in enumerate(needed):
+        before.discard(block)
+        before.update(*[needed[one] for one in before if one < block])
+    return any(len(before) < block for block, before in enumerate(needed))
 
 
 def _is_matrix(graph: Graph, name: str) -> bool:

@@ -65,7 +65,7 @@ def result():
 
 
 def test_wide_layers_are_split_on_slow_links(init, machine):  # noqa: F811
-    init(2, annotate=False, auto__machine=machine, **SEARCH)
+    init(2, annotate=False, auto__machine=machine, **{**SEARCH, "auto__rows": 8})  # of more, one device is faster
     minimize()
     found = result()
     chosen = found.chosen.candidate.strategy
@@ -75,7 +75,7 @@ def test_wide_layers_are_split_on_slow_links(init, machine):  # noqa: F811
     as_it_is = next(one for one in found.compared if one.candidate.name == "the script as it is")
     assert as_it_is.outcome.seconds > 2 * found.chosen.outcome.seconds
     assert strategies.from_json(strategies.to_json(chosen)) == chosen
-    assert found.by_blocks == "3 blocks: 8 plans in 0 steps; auto.steps is 0"
+    assert found.by_blocks == "3 blocks: 9 plans in 0 steps; auto.steps is 0"
     section = plans.section(rewritten().plan, SplitSection)
     assert {one.variable for one in section.variables if one.sizes} >= {"wide/kernel", "last/kernel"}
 
