@@ -59,6 +59,10 @@ class Routes:
                         self._links.append(link)
                 self._ports.append(ports)
 
+    def path(self, device: int) -> Tuple[int, ...]:
+        """The node of a device, its group in each level but the outermost, from the outside in, and itself."""
+        return self._paths[device]
+
     def ordered(self, devices: Sequence[int]) -> Tuple[int, ...]:
         """The devices, each once, so that those that are near each other follow each other.
 

@@ -57,6 +57,7 @@ class WayCosts(NamedTuple):
       forward, backward: seconds, with exchanges inside of the block.
       kept, outputs: bytes of activations that the backward pass reads, and of all.
       whole, held: bytes of variables whose gradients all ranks reduce, and of shards, which their holders reduce.
+      updates: seconds in which the holders update the shards.
     """
 
     forward: List[float]
@@ -65,6 +66,7 @@ class WayCosts(NamedTuple):
     outputs: List[float]
     whole: List[float]
     held: List[float]
+    updates: List[float]
     places: Tuple[int, ...]
     waits: Tuple[List[bool], List[bool]]
     others: Optional["WayCosts"]
@@ -121,7 +123,8 @@ class BlockEstimate:
         self._between: Dict[Tuple[int, int, str, str, int], Tuple[float, float]] = {}
         self._last_consumer = [max([at for at, own in self._crossing.items() if block in own] or [block])
                                for block in range(self._count)]  # fmt: skip
-        self._of_update = self._update_of_byte()
+        self._of_update = {kind: self._update_of_byte(kind) for kind in machine.devices}
+        self._slowest_update = max(self._of_update.values())
         self._memories: Dict[int, List[Optional[Tuple[int, str]]]] = {}
         self._plan: Optional[BlockPlan] = None
         self._buckets = 0.0
@@ -203,10 +206,10 @@ class BlockEstimate:
             whole, held = 0.0, 0.0
         zero = self._ranks if plan.zero else 1
         idle = own.others or own
-        updates = before.updates + self._update(own.whole[block] / zero + idle.held[block])
+        updates = before.updates + self._update(own.whole[block] / zero) + idle.updates[block]
         late_updates = before.late_updates
         if idle is not own:
-            late_updates = _added(late_updates, own.places, self._update(own.held[block]))
+            late_updates = _added(late_updates, own.places, own.updates[block])
         return _Chain(seconds, links, whole, held, updates, late, late_updates)
 
     def _end(self, plan: BlockPlan, chain: _Chain) -> float:
@@ -216,7 +219,8 @@ class BlockEstimate:
         for place, seconds in chain.late_updates:
             late = _added(late, (place,), seconds)
         return max(
-            chain.seconds + chain.updates + _most(late), chain.links + self._update(own.whole[0] / zero + own.held[0])
+            chain.seconds + chain.updates + _most(late),
+            chain.links + self._update(own.whole[0] / zero) + own.updates[0],
         )
 
     def _bucket_bytes(self, plan: BlockPlan) -> float:
@@ -269,12 +273,13 @@ class BlockEstimate:
         return self._links.cost("all-gather", range(self._ranks), nbytes).seconds if nbytes else 0.0
 
     def _update(self, nbytes: float) -> float:
-        return nbytes * self._of_update
+        """Seconds in which all ranks update as many bytes each: those of the slowest."""
+        return nbytes * self._slowest_update
 
-    def _update_of_byte(self) -> float:
+    def _update_of_byte(self, kind: Device) -> float:
         flops = 1.0 / _BYTES_OF_ELEMENT * 2.0 * (1.0 + self._slots)
         cost = OpCost(Kind.ELEMENTWISE, flops, 3.0 + 2.0 * self._slots, 0)
-        return max(OpTimes(kind).work_seconds(cost) for kind in self._machine.devices)
+        return OpTimes(kind).work_seconds(cost)
 
     def _lacks(self, plan: BlockPlan) -> Tuple[Tuple[str, float], ...]:
         own = {way: self._way(way, plan.group) for way in plan.ways}
@@ -351,6 +356,14 @@ class BlockEstimate:
         parts: Tuple[int, ...],
     ) -> WayCosts:
         """Sums by block; of the places in a group and the kinds of their devices the one that takes longest counts."""
+        whole, in_parts = np.zeros(self._count), np.zeros([len(places), self._count])
+        for variable in self._facts.variables:
+            own = shares.get(variable.op, (1.0,))
+            block = self._of_op[variable.op]
+            if set(own) == {1.0}:
+                whole[block] += variable.bytes
+            else:
+                in_parts[:, block] += variable.bytes * np.asarray(own)
         candidates: Dict[bool, List[List[np.ndarray]]] = {True: [], False: []}
         for place, (rows, work, held, of_group) in enumerate(places):
             for kind in dict.fromkeys(self._plans.kinds[place :: group or 1]):
@@ -362,24 +375,18 @@ class BlockEstimate:
                     ("output_bytes", held),
                 ):
                     found.append(self._of_blocks(kind, rows, name, share, of_group))
+                found.append(in_parts[place] * self._of_update[kind])
                 candidates[not parts or place in parts].append(found)
-        whole, held_bytes = np.zeros(self._count), np.zeros(self._count)
-        for variable in self._facts.variables:
-            own = shares.get(variable.op, (1.0,))
-            block = self._of_op[variable.op]
-            if set(own) == {1.0}:
-                whole[block] += variable.bytes
-            else:
-                held_bytes[block] += variable.bytes * max(own)
         waits = (inside[0] > 0).tolist(), (inside[1] > 0).tolist()
 
         def costs(found: List[List[np.ndarray]], held: np.ndarray, others: Optional[WayCosts]) -> WayCosts:
-            most = [np.max([one[at] for one in found], axis=0) for at in range(4)]
-            of_blocks = [most[0] + inside[0], most[1] + inside[1], most[2], most[3], whole, held]
-            forward, backward, kept, outputs, of_all, of_some = [one.tolist() for one in of_blocks]
+            most = [np.max([one[at] for one in found], axis=0) for at in range(5)]
+            of_blocks = [most[0] + inside[0], most[1] + inside[1], most[2], most[3], whole, held, most[4]]
+            forward, backward, kept, outputs, of_all, of_some, updates = [one.tolist() for one in of_blocks]
             places = parts if others else ()
-            return WayCosts(forward, backward, kept, outputs, of_all, of_some, places, waits, others)
+            return WayCosts(forward, backward, kept, outputs, of_all, of_some, updates, places, waits, others)
 
+        held_bytes = in_parts.max(axis=0)
         others = costs(candidates[False], 0.0 * held_bytes, None) if parts else None
         return costs(candidates[True], held_bytes, others)
 

@@ -4,7 +4,7 @@
     way          rows   rows   split  split     two devices: rows of the batch on each; shards; all of it on the first
     strategy     outside of a scope   epl.split(2)
 
-Further ways are of a part of the devices of a group: `further_ways`.
+Further ways are of a part of the devices of a group; `further_ways` says which of them can be worth it.
 
 A strategy can say more than one change of the ways only in scopes that each ask for all devices, epl.replicate(2) next
 to epl.split(2), or with `cluster.colocate_split_and_replicate`. Devices of one epl.replicate(n) divide what they read,
@@ -19,8 +19,9 @@ from typing import Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
 from epl.parallel.plan import strategy as strategies
 from epl.parallel.plan.row_shares import reduced
 from epl.parallel.plan.strategy import OUTSIDE, Block, PlannedChoice, Strategy
-from epl.planner.machine.machine import Device
+from epl.planner.machine.machine import Device, Machine
 from epl.planner.search.candidates import PLANNER, with_settings
+from epl.planner.search.equal_devices import EqualDevices
 from epl.planner.search.model_blocks import ModelBlocks
 from epl.planner.search.split_choices import FAST, SMALL, Ratios, SplitChooser
 from epl.utils.errors import PlanError
@@ -51,10 +52,28 @@ def split_over(devices: int) -> str:
     return f"{_OVER}{devices}"
 
 
-def further_ways(group: int) -> Tuple[str, ...]:
-    """The ways of a group of devices beyond WAYS: on any other device, and split over a part of them."""
-    powers = [2**power for power in range(1, group.bit_length()) if 2**power < group]
-    return (*map(on_device, range(1, group)), *map(split_over, powers))
+def further_ways(group: int, are_equal: bool, can_mix: bool, has_branches: bool, is_short: bool) -> Tuple[str, ...]:
+    """The ways beyond WAYS by which a plan can be faster or smaller than all plans without them.
+
+    devices that differ          all: a block is on the device, or the devices, that are fast, or that have the memory
+    equal, branches              other devices: they compute at the same time what needs nothing of each other
+    equal, too little memory     all: blocks share the devices so that each holds less, with fewer exchanges than a split
+    equal, else                  none: a chain is computed on one device at a time, and a split over all of them is as
+                                 fast as one over fewer, as its collectives are of all devices in any case
+    equal, one way next to rows  none: which of the devices it is of changes nothing
+
+    Args:
+      group: devices of a group.
+      are_equal: whether its devices are.
+      can_mix: whether a plan may have several ways next to each other, and rows after them.
+      has_branches: whether there are blocks that need nothing of each other.
+      is_short: whether one device lacks memory for all blocks.
+    """
+    devices = tuple(map(on_device, range(1, group)))
+    splits = tuple(split_over(2**power) for power in range(1, group.bit_length()) if 2**power < group)
+    if not are_equal or (can_mix and is_short):
+        return devices + splits
+    return devices if can_mix and has_branches else ()
 
 
 def place_of(way: str) -> Optional[int]:
@@ -108,7 +127,8 @@ class BlockPlans:
         self,
         base: Strategy,
         blocks: ModelBlocks,
-        kinds: Sequence[Device],
+        machine: Machine,
+        devices: Sequence[int],
         seconds: Callable[[Device], float],
         chooser: SplitChooser,
         are_cut: bool,
@@ -119,13 +139,16 @@ class BlockPlans:
         Args:
           base: the strategy of the script as it is, which is data parallel.
           blocks: of the model.
-          kinds: of the device of each rank.
+          machine: of the job.
+          devices: of each rank, its number in the machine.
           seconds: that the model takes on a kind of device.
           chooser: of its choices.
           are_cut: whether a plan may cut the rows of a run as it likes.
           colocates: `cluster.colocate_split_and_replicate`.
         """
-        self.base, self.blocks, self.kinds = base, blocks, tuple(kinds)
+        self.base, self.blocks = base, blocks
+        self.kinds = tuple(machine.placed_devices()[device] for device in devices)
+        self._equal = EqualDevices(machine, devices)
         self._seconds = seconds
         self._chooser, self._are_cut, self._colocates = chooser, are_cut, colocates
         self._whole: Dict[Tuple[str, int], Dict[int, str]] = {}
@@ -145,6 +168,28 @@ class BlockPlans:
             if text is not None:
                 choices.append(PlannedChoice(place, text))
         return strategy._replace(choices=tuple(sorted(choices)))
+
+    def further_ways(self, group: int, is_short: bool) -> Tuple[str, ...]:
+        """`further_ways` for groups of this job.
+
+        Args:
+          group: devices of a group.
+          is_short: whether the first device of a group lacks memory for all blocks.
+        """
+        are_equal = len({self.kinds[place::group] for place in range(group)}) == 1
+        return further_ways(group, are_equal, self._can_mix(group), self.blocks.has_branches, is_short)
+
+    def renamed(self, plan: BlockPlan) -> BlockPlan:
+        """The same for all plans that differ in the names of equal devices alone: one of them."""
+        ways = dict.fromkeys(plan.ways)
+        places = {way: place for way, place in ((way, place_of(way)) for way in ways) if place is not None}
+        if not any(places.values()):
+            return plan
+        others = [self._ratios(way, plan.group) for way in ways if way not in places and way != Way.ROWS]
+        shares = list(zip(*[one for one in others if one])) or [()] * plan.group
+        names = self._equal.names(plan.group, list(places.values()), shares)
+        new = {way: on_device(names[place]) for way, place in places.items()}
+        return plan._replace(ways=tuple(new.get(way, way) for way in plan.ways))
 
     def refuse(self, plan: BlockPlan) -> None:
         """Raises PlanError for a plan that no strategy says."""
@@ -252,7 +297,7 @@ class BlockPlans:
             block = Block("split", plan.group, 0, runs[-1][0], ())
             return [block], [OUTSIDE] * before + [0] * (len(plan.ways) - before)
         devices = self.base.workers * self.base.devices
-        if not self._colocates and (plan.group != devices or not self._are_cut):
+        if not self._can_mix(plan.group):
             raise PlanError(
                 f"{len(runs)} scopes would share devices. They do so if all are over all devices of the job and the "
                 "batch is fed, or with cluster.colocate_split_and_replicate."
@@ -265,6 +310,10 @@ class BlockPlans:
                 scopes.append(Block("split", plan.group, 0, cut, ()))
             of_block += [number] * count
         return scopes, of_block
+
+    def _can_mix(self, group: int) -> bool:
+        """Whether there are scopes for plans with more than one change of the ways."""
+        return self._colocates or (group == self.base.workers * self.base.devices and self._are_cut)
 
     def _ratios(self, way: str, group: int) -> Ratios:
         """The shards of a way in relation to each other; () for equal ones."""

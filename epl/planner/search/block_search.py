@@ -5,7 +5,8 @@
                         taken if it is faster, else with the probability exp(-b * difference)
 
 The walk begins with the ways that all devices have a part in, and the first device. When these give nothing better, or
-for the last part of its time, every other way that it draws is one of a part of the devices.
+for the last part of its time, every other way that it draws is one of a part of the devices, if there are such ways.
+Plans that differ in the names of equal devices alone are one plan.
 
 Memory is a constraint: a plan that fits is never left for one that does not, and one that does not only for one that
 lacks less. Each plan is simulated once. With the same seed and number of steps the same plan is found.
@@ -16,7 +17,7 @@ Source: Jia, Zaharia, Aiken, Beyond Data and Model Parallelism for Deep Neural N
 import math
 import random
 import time
-from typing import Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Callable, Dict, Iterable, List, NamedTuple, Optional, Sequence, Tuple
 
 from epl.planner.search.block_plans import WAYS, BlockPlan, Way
 from epl.planner.search.comparison import PlanOutcome
@@ -24,11 +25,14 @@ from epl.utils.errors import EplError
 
 _COOL = 20.0  # b: a plan that is slower by a twentieth of the best is taken with the probability 1 / e
 _ZERO = ("", "v0", "v1")  # levels that go together with splits
-_OF_STARTS = 0.5  # part of the time for plans that are given, so that the walk makes steps at every size of a model
+# Part of the time for plans that are given, so that the walk makes steps at every size of a model; of those with further
+# ways also as a part of the steps.
+_OF_STARTS = 0.5
 _STARTS = 4  # candidates from which rounds begin
 _LEAST_ROUND, _OF_BLOCK = 40, 4  # steps of a round: at least, and for each block
 _TWICE = 0.3  # part of the steps that make two changes
 _OF_FURTHER = 0.3  # part of the walk, by time or steps, that has further ways
+_TRIES = 20  # changes that are drawn, at most, until one is none to the same plan
 _PATIENCE = 5  # rounds without a better plan, after which the search ends
 _CLEARLY = 1e-3  # part of the time by which a plan is better that makes the search go on
 _TOLD = 1.0  # seconds between two messages
@@ -56,6 +60,7 @@ class SearchSpace(NamedTuple):
       groups: sizes of groups.
       ways, checkpoint, zero: values; a key that the user has set has one.
       further: ways of a size of groups that the walk takes later.
+      renamed: one of all plans that differ from a plan in the names of equal devices alone.
     """
 
     classes: Tuple[int, ...]
@@ -64,6 +69,7 @@ class SearchSpace(NamedTuple):
     checkpoint: Tuple[bool, ...] = (False, True)
     zero: Tuple[str, ...] = _ZERO
     further: Callable[[int], Tuple[str, ...]] = lambda group: ()
+    renamed: Callable[[BlockPlan], BlockPlan] = lambda plan: plan
 
     def size(self, has_further: bool) -> float:
         """How many plans there are, at most; with further ways or without."""
@@ -110,7 +116,7 @@ class BlockSearch:
         self._told = time.monotonic()
         self._improved = 0  # step of the last better plan
         self._has_further = False
-        self._further_starts: Sequence[BlockPlan] = ()
+        self._further_starts: Iterable[BlockPlan] = ()
         self.steps = 0
         self.ended = ""
 
@@ -138,23 +144,30 @@ class BlockSearch:
         self,
         candidates: Sequence[BlockPlan],
         starts: Sequence[BlockPlan] = (),
-        further: Sequence[BlockPlan] = (),
+        further: Iterable[BlockPlan] = (),
     ) -> None:
         """Looks for better plans.
 
         Args:
           candidates: plans that are looked at in any case.
           starts: plans that are looked at for half of the time that is left; the walk has the other half.
-          further: plans that the walk looks at before it takes further ways.
+          further: plans that the walk looks at before it takes further ways: for half of the time, or as many as half of
+            the steps, that are left for these.
         """
         for plan in candidates:
             self.look(plan)
-        walk_from = time.monotonic() + _OF_STARTS * max(0.0, self._end - time.monotonic())
-        for plan in starts:
-            if self._limits.steps is not None or time.monotonic() < walk_from:
-                self.look(plan)
+        self._look_at(starts)
         self._further_starts = further
         self._walk()
+
+    def _look_at(self, plans: Iterable[BlockPlan], most: float = math.inf) -> None:
+        """Looks at plans for half of the time that is left, if the clock counts; at new ones until they are `most`."""
+        until = time.monotonic() + _OF_STARTS * max(0.0, self._end - time.monotonic())
+        most += len(self._known)
+        for plan in plans:
+            if len(self._known) >= most or (self._limits.steps is None and time.monotonic() >= until):
+                return
+            self.look(self._space.renamed(plan))
 
     def best(self, count: int) -> List[Found]:
         """The best plans, the best first, of equal ones those without further ways; of others those that lack least."""
@@ -165,16 +178,15 @@ class BlockSearch:
     def _walk(self) -> None:
         """The rounds, without further ways at first."""
         limits, end = self._limits, self._end
-        if any(map(self._space.further, self._space.groups)):
+        if not self._is_over(0) and any(map(self._space.further, self._space.groups)):
             steps = None if limits.steps is None else int((1.0 - _OF_FURTHER) * limits.steps)
             self._limits = limits._replace(steps=steps)
             self._end -= _OF_FURTHER * max(0.0, end - time.monotonic())
             self._rounds()
-            self._has_further, self._improved, self.ended = True, self.steps, ""
-        self._limits, self._end = limits, end
-        for plan in self._further_starts:
-            if not self._is_over(0):
-                self.look(plan)
+            self._limits, self._end = limits, end
+            self._has_further, self._improved = True, self.steps
+            left = math.inf if limits.steps is None else limits.steps - self.steps
+            self._look_at(self._further_starts, _OF_STARTS * left)
         self.ended = ""
         self._rounds()
 
@@ -195,9 +207,7 @@ class BlockSearch:
                 here = self._step(here)
 
     def _step(self, here: Found) -> Found:
-        plan = self._changed(here.plan)
-        if self._random.random() < _TWICE:  # where memory is short, one block must give what another takes
-            plan = self._changed(plan)
+        plan = self._other(here.plan)
         outcome = self.look(plan)
         if outcome is None:
             return here
@@ -210,8 +220,21 @@ class BlockSearch:
         difference = (after[1] - before[1]) / max(self._best.outcome.seconds, 1e-12)
         return Found(plan, outcome) if self._random.random() < math.exp(-_COOL * difference) else here
 
+    def _other(self, here: BlockPlan) -> BlockPlan:
+        """A plan with a change, or with two: where memory is short, one block must give what another takes."""
+        plan = self._changed(here)
+        if self._random.random() < _TWICE:
+            twice = self._changed(plan)
+            plan = plan if twice == here else twice
+        return plan
+
     def _changed(self, plan: BlockPlan) -> BlockPlan:
-        """A plan with one change."""
+        """Another plan, by one change; the same if none of the changes that are drawn makes another one."""
+        drawn = (self._drawn(plan) for _ in range(_TRIES))
+        return next((one for one in drawn if one != plan), plan)
+
+    def _drawn(self, plan: BlockPlan) -> BlockPlan:
+        """The plan with one change, which may be none where it is a change of names."""
         space, draw = self._space, self._random
         kind = draw.random()
         if kind < 0.1 and len(space.checkpoint) > 1:
@@ -229,20 +252,20 @@ class BlockSearch:
         else:
             members = {at for at in range(count) if space.classes[at] == space.classes[begin]}
         further = space.further(plan.group) if self._has_further else ()
-        drawn = further if further and draw.random() < 0.5 else space.ways
-        ways = [one for one in drawn if one != plan.ways[begin]]
-        if not ways:
-            return plan
-        way = draw.choice(ways)
+        ways = further if further and draw.random() < 0.5 else space.ways
+        if set(ways) == {plan.ways[begin]}:  # it has the only further way
+            ways = space.ways
+        way = draw.choice([one for one in ways if one != plan.ways[begin]])
         return self._canonical(
             plan._replace(ways=tuple(way if at in members else one for at, one in enumerate(plan.ways)))
         )
 
     def _canonical(self, plan: BlockPlan) -> BlockPlan:
-        """The plan; without a split, its group is the first: it means nothing. Ways that its group lacks are splits."""
+        """One of the plans that do the same: without a split, the group means nothing. Ways that it lacks are splits."""
         if self._has_further:
             known = {*self._space.ways, *self._space.further(plan.group)}
             plan = plan._replace(ways=tuple(one if one in known else Way.SPLIT for one in plan.ways))
+            plan = self._space.renamed(plan)
         return plan._replace(group=self._space.groups[0]) if set(plan.ways) == {Way.ROWS} else plan
 
     def _is_late(self) -> bool:

@@ -2,18 +2,20 @@
 
     uniform split          all blocks in shards, in groups of the devices of a worker, or of all
     two ways               the last blocks split, or on one device; those before them by rows
-    BlockSearch            any way for each block; at last also ways of a part of the devices
+    BlockSearch            any way for each block; at last also ways of a part of the devices, where these can win
 
 They are compared by choices that are found once, where the whole model is split. What is taken has choices of its own.
 """
 
+import functools
+import itertools
 import logging
-from typing import Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Callable, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple
 
 from epl.env import Env
 from epl.parallel.plan.strategy import Strategy
 from epl.planner.search import comparison
-from epl.planner.search.block_plans import BlockPlan, BlockPlans, Way, further_ways, group_sizes, on_device
+from epl.planner.search.block_plans import BlockPlan, BlockPlans, Way, group_sizes, on_device
 from epl.planner.search.block_search import BlockSearch, Found, SearchLimits, SearchSpace, rank
 from epl.planner.search.candidates import PlanCandidate, is_left_alone
 from epl.planner.search.comparison import Compared, PlanOutcome
@@ -62,18 +64,20 @@ def search_blocks(
     auto = Env.get().config.auto
     steps = None if auto.steps < 0 else auto.steps
     limits = SearchLimits(search_time.left(_WALK), steps, auto.seed)
+
+    def simulated(plan: BlockPlan) -> PlanOutcome:
+        return simulate(balance(plans.strategy(plan)))
+
+    evaluate = estimate or simulated
     space = SearchSpace(
         classes=plans.blocks.classes,
         groups=tuple(group_sizes(base)),
         checkpoint=(False, True) if is_left_alone(base, "gradient_checkpoint.type") else (False,),
         zero=("", "v0", "v1") if is_left_alone(base, "zero.level") else ("",),
-        further=further_ways,
+        further=functools.lru_cache(maxsize=None)(lambda group: _further(plans, group, evaluate)),
+        renamed=plans.renamed,
     )
-
-    def simulated(plan: BlockPlan) -> PlanOutcome:
-        return simulate(balance(plans.strategy(plan)))
-
-    search = BlockSearch(space, estimate or simulated, limits, lambda text: logger.info("%s", text))
+    search = BlockSearch(space, evaluate, limits, lambda text: logger.info("%s", text))
     uniform, *others = [_uniform(space, group) for group in space.groups]
     starts = [*_two_ways(space), *[plan for plans_of_group in others for plan in plans_of_group]]
     with search_time.until_interrupted():
@@ -114,34 +118,54 @@ def _simulated(
     return sorted(found, key=lambda one: rank(one.outcome))
 
 
+def _further(plans: BlockPlans, group: int, evaluate: Callable[[BlockPlan], PlanOutcome]) -> Tuple[str, ...]:
+    """The further ways that can win; whether one device has memory for all blocks is asked where it matters."""
+    found = [plans.further_ways(group, is_short) for is_short in (False, True)]
+    if found[0] == found[1]:
+        return found[0]
+    try:
+        return found[bool(evaluate(BlockPlan((Way.FIRST,) * len(plans.blocks), group)).lacks)]
+    except EplError:  # one device cannot compute it, so no other one can
+        return ()
+
+
 def _uniform(space: SearchSpace, group: int) -> List[BlockPlan]:
     return [BlockPlan((way,) * len(space.classes), group) for way in (Way.SPLIT, Way.SMALL)]
 
 
 def _two_ways(space: SearchSpace) -> List[BlockPlan]:
-    """Plans whose last blocks are computed in another way; those for which no other choices are needed come first."""
+    """Plans whose last blocks, or all on one device, are computed in another way.
+
+    Those for which no other choices are needed come first.
+    """
     count = len(space.classes)
     found = []
     for group in space.groups:
         for ways in ((Way.SPLIT, Way.SMALL), (Way.FIRST,)):
             for last in [one for one in _LAST if one < count]:
                 found += [BlockPlan((Way.ROWS,) * (count - last) + (way,) * last, group) for way in ways]
+        found.append(BlockPlan((Way.FIRST,) * count, group))
     return found
 
 
-def _on_parts(space: SearchSpace) -> List[BlockPlan]:
-    """Plans with a further way for all blocks, and with blocks on one device after the other."""
+def _on_parts(space: SearchSpace) -> Iterator[BlockPlan]:
+    """Plans with further ways, those of each sort in turn, as there may be no time for all.
+
+    blocks on 2, 4, ... devices, one after the other; all blocks by one way; the last blocks on another device
+    """
     count = len(space.classes)
-    found = []
+    sorts: List[List[BlockPlan]] = []
     for group in space.groups:
-        further = further_ways(group)
-        found += [BlockPlan((way,) * count, group) for way in further]
-        found += [
-            BlockPlan((Way.FIRST,) * (count - last) + (on_device(1),) * last, group) for last in _LAST if last < count
+        further = space.further(group)
+        powers = [2**power for power in range(1, group.bit_length()) if on_device(1) in further]
+        last = [one for one in _LAST if one < count and powers]
+        sorts += [
+            [BlockPlan(tuple(on_device(at * part // count) for at in range(count)), group) for part in powers],
+            [BlockPlan((way,) * count, group) for way in reversed(further)],
+            [BlockPlan((Way.FIRST,) * (count - one) + (on_device(1),) * one, group) for one in last],
         ]
-        powers = [2**power for power in range(2, group.bit_length())]
-        found += [BlockPlan(tuple(on_device(at * part // count) for at in range(count)), group) for part in powers]
-    return found
+    for turn in itertools.zip_longest(*sorts):
+        yield from filter(None, turn)
 
 
 def _compared(

@@ -301,7 +301,7 @@ def _block_plans(
     blocks = find_blocks(graph, found, seconds)
     even = with_balance(model.strategy, "even") if is_open(model.strategy) else model.strategy
     enough = machine.num_devices * int(decided(even)["pipeline.num_micro_batch"])
-    kinds = [machine.placed_devices()[device] for device in lay_out(even, machine, enough).stages[0]]
+    devices = lay_out(even, machine, enough).stages[0]
 
     def seconds_on(kind: Device) -> float:
         on_kind = model.costs.at(rows, kind)
@@ -309,7 +309,7 @@ def _block_plans(
 
     chooser = SplitChooser(graph, found, ys, machine)
     colocates = Env.get().config.cluster.colocate_split_and_replicate
-    return BlockPlans(model.strategy, blocks, kinds, seconds_on, chooser, are_cut, colocates)
+    return BlockPlans(model.strategy, blocks, machine, devices, seconds_on, chooser, are_cut, colocates)
 
 
 def _as_it_is(stages_of: StagesOf, model: PlannedModel, machine: Machine) -> Tuple[PlannedModel, TrainingBatches]:

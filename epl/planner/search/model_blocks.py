@@ -7,7 +7,9 @@ Units of `auto_partition` stay whole. Blocks that compute the same are a class: 
 """
 
 import bisect
-from typing import Dict, List, NamedTuple, Sequence, Tuple
+import functools
+import operator
+from typing import Dict, List, NamedTuple, Sequence, Set, Tuple
 
 import tensorflow.compat.v1 as tf
 
@@ -27,10 +29,12 @@ class ModelBlocks(NamedTuple):
     Attributes:
       of_op: the block of each op.
       classes: the class of each block; those of equal blocks are equal.
+      has_branches: whether a layer needs nothing of a block before its own, and could be computed at the same time.
     """
 
     of_op: Tuple[int, ...]
     classes: Tuple[int, ...]
+    has_branches: bool
 
     def __len__(self) -> int:
         return len(self.classes)
@@ -68,7 +72,7 @@ def joined(of_op: Sequence[int], ops: Sequence[ForwardOp], seconds: Sequence[flo
         assert cuts is not None  # there are more blocks than that
         of_block = [bisect.bisect_right(cuts.starts, block) - 1 for block in range(count)]
         of_op, count = [of_block[block] for block in of_op], most
-    return ModelBlocks(tuple(of_op), _classes(of_op, ops, count))
+    return ModelBlocks(tuple(of_op), _classes(of_op, ops, count), _has_branches(of_op, ops))
 
 
 def _classes(of_op: Sequence[int], ops: Sequence[ForwardOp], count: int) -> Tuple[int, ...]:
@@ -77,6 +81,24 @@ def _classes(of_op: Sequence[int], ops: Sequence[ForwardOp], count: int) -> Tupl
         computed[block].append((op.type, op.outputs))
     numbers: Dict[Tuple[Tuple[str, Tuple[str, ...]], ...], int] = {}
     return tuple(numbers.setdefault(tuple(one), len(numbers)) for one in computed)
+
+
+def _has_branches(of_op: Sequence[int], ops: Sequence[ForwardOp]) -> bool:
+    """Whether some op that computes data with weights needs no data of a block before its own."""
+    needed: Dict[int, int] = {}  # by op that depends on data, a bit for each block that it takes data of
+    weights: Set[int] = set()
+    for number, (block, op) in enumerate(zip(of_op, ops)):
+        producers = [int(one.partition(":")[0]) for one in op.inputs]
+        data = [one for one in producers if one in needed]
+        is_variable = op.type in op_types.VARIABLES
+        if data or not (producers or is_variable or op.type == "Const"):
+            needed[number] = functools.reduce(operator.or_, [needed[one] | 1 << of_op[one] for one in data], 0)
+        elif is_variable or weights & set(producers):
+            weights.add(number)
+        every = (1 << block) - 1
+        if data and weights & set(producers) and needed[number] & every != every:
+            return True
+    return False
 
 
 def _is_matrix(graph: Graph, name: str) -> bool:

@@ -11,7 +11,7 @@ from epl.ir.graph import Graph
 from epl.planner.prediction.prediction import KnownParts
 from epl.planner.search import block_plans, by_blocks, decision
 from epl.planner.search.block_estimate import BlockEstimate
-from epl.planner.search.block_plans import WAYS, BlockPlan, Way, further_ways
+from epl.planner.search.block_plans import WAYS, BlockPlan, Way, further_ways, on_device
 from epl.planner.search.decision import SearchResult, find_strategy
 from tests.parallel.in_process import init  # noqa: F401
 from tests.planner.search.searched_model import skipping
@@ -49,7 +49,7 @@ def estimated(init, monkeypatch):  # noqa: F811
     return Estimated(init, monkeypatch, lambda: skipping(8, 512), "4*v100-16,pcie3", 4, auto__rows=2048)
 
 
-EVERY = (*WAYS, *further_ways(4))
+EVERY = (*WAYS, *further_ways(4, are_equal=False, can_mix=True, has_branches=True, is_short=False))
 
 
 def changed(plan, draw, ways=EVERY):
@@ -82,7 +82,7 @@ def test_branches_on_different_devices_are_computed_at_the_same_time(init, monke
         return tf.reduce_mean(tf.square(tops[0] - tops[1]))
 
     found = Estimated(init, monkeypatch, towers, "2*v100-16,pcie3", 2, auto__rows=64)
-    first, other = (Way.FIRST,) * 4, (further_ways(2)[0],) * 4
+    first, other = (Way.FIRST,) * 4, (on_device(1),) * 4
     plans = [BlockPlan(ways, 2) for ways in (first + first, first + other, other + first)]
     simulated = [found.simulate(plan).seconds for plan in plans]
     assert simulated[1] == pytest.approx(simulated[2]) and simulated[1] < 0.8 * simulated[0]
@@ -93,7 +93,7 @@ def test_branches_on_different_devices_are_computed_at_the_same_time(init, monke
 def test_choices_of_another_device_are_made_once(estimated, monkeypatch):
     moved, made = block_plans._moved, []
     monkeypatch.setattr(block_plans, "_moved", lambda text, place: made.append(text) or moved(text, place))
-    plan = BlockPlan((further_ways(4)[0],) * len(estimated.plans.blocks), 4)
+    plan = BlockPlan((on_device(1),) * len(estimated.plans.blocks), 4)
     for _ in range(2):
         estimated.plans.strategy(plan)
     assert 0 < len(made) <= len(estimated.plans.base.ops)

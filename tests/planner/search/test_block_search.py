@@ -206,3 +206,33 @@ def test_further_ways_come_after_the_others_and_only_where_they_are_better():
     found = BlockSearch(space, lambda plan: PlanOutcome(1.0, ()), SearchLimits(60.0, 50, 0))
     found.run([rows(3)], [], [start])
     assert set(found.best(1)[0].plan.ways) <= set(TWO_WAYS)  # of equal plans
+
+
+def test_further_starts_take_half_of_the_steps_that_are_left_for_further_ways():
+    space = SearchSpace((0, 1, 2, 3), (8,), TWO_WAYS, (False,), ("",), lambda group: ("device 1",))
+    starts = [BlockPlan(("device 1",) * last + (Way.ROWS,) * (4 - last), 8) for last in range(1, 5)] * 2
+    starts += [BlockPlan(("device 1", *ways), 8) for ways in itertools.product(TWO_WAYS, repeat=3)]
+    for steps, expected in ((0, 0), (20, 3), (30, 5)):
+        seen = []
+        found = BlockSearch(space, lambda plan: seen.append(plan) or PlanOutcome(1.0, ()), SearchLimits(60.0, steps, 0))
+        taken = []
+        found.run([rows(4)], [], (taken.append(found.steps) or plan for plan in starts))
+        before = [plan for plan in seen if "device 1" in plan.ways][:expected]
+        assert len(set(before)) == expected and set(before) <= set(starts) and found.steps == steps
+        assert set(taken) == ({int(0.7 * steps)} if steps else set())
+
+
+def test_no_step_changes_nothing():
+    """The only further way of groups of 2, rows without a group, and all that has the same name."""
+    space = SearchSpace(
+        (0, 0), (2, 4), TWO_WAYS, further=lambda group: ("device 1",),
+        renamed=lambda plan: plan._replace(ways=tuple(Way.SPLIT if way == "device 1" else way for way in plan.ways)),
+    )  # fmt: skip
+    for one in (space, space._replace(renamed=lambda plan: plan)):
+        found = BlockSearch(one, lambda plan: PlanOutcome(1.0, ()), SearchLimits(60.0, 1, 0))
+        found.run([rows(2)])
+        found._has_further = True
+        plan = rows(2)
+        for _ in range(500):
+            before, plan = plan, found._other(plan)
+            assert plan != before

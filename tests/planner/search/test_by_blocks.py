@@ -13,7 +13,7 @@ from epl.parallel.plan import strategy as strategies
 from epl.parallel.plan.sections import SplitSection
 from epl.parallel.strategy import record
 from epl.planner.search import by_blocks, decision
-from epl.planner.search.block_plans import BlockPlan, Way, on_device, split_over
+from epl.planner.search.block_plans import WAYS, BlockPlan, Way, further_ways, on_device, place_of, split_over
 from epl.planner.search.decision import SearchResult
 from epl.planner.search.model_blocks import find_blocks, joined
 from epl.utils.errors import PlanError
@@ -65,7 +65,7 @@ def result():
 
 
 def test_wide_layers_are_split_on_slow_links(init, machine):  # noqa: F811
-    init(2, annotate=False, auto__machine=machine, **SEARCH)
+    init(2, annotate=False, auto__machine=machine, **{**SEARCH, "auto__rows": 8})  # of more, one device is faster
     minimize()
     found = result()
     chosen = found.chosen.candidate.strategy
@@ -75,7 +75,7 @@ def test_wide_layers_are_split_on_slow_links(init, machine):  # noqa: F811
     as_it_is = next(one for one in found.compared if one.candidate.name == "the script as it is")
     assert as_it_is.outcome.seconds > 2 * found.chosen.outcome.seconds
     assert strategies.from_json(strategies.to_json(chosen)) == chosen
-    assert found.by_blocks == "3 blocks: 8 plans in 0 steps; auto.steps is 0"
+    assert found.by_blocks == "3 blocks: 9 plans in 0 steps; auto.steps is 0"
     section = plans.section(rewritten().plan, SplitSection)
     assert {one.variable for one in section.variables if one.sizes} >= {"wide/kernel", "last/kernel"}
 
@@ -236,6 +236,87 @@ def test_blocks_begin_with_layers_and_equal_ones_are_a_class(init):  # noqa: F81
     for number in range(4):
         assert of_name[f"layer{number}/MatMul"] == of_name[f"layer{number}/kernel"] == number
     assert blocks.classes[1] == blocks.classes[2] and len(set(blocks.classes)) == 3
+
+
+def has_branches(build):
+    """Whether the blocks of the loss that `build` returns have branches."""
+    loss = build(tf.placeholder(tf.float32, [None, 8]))
+    graph = Graph.get(may_create=True)
+    found = record.forward_pass(graph, loss, tf.trainable_variables())
+    return find_blocks(graph, found, [1.0] * len(found.ops)).has_branches
+
+
+def test_branches_are_layers_that_need_no_data_of_each_other(init):  # noqa: F811
+    def skipping(x):
+        for number in range(3):
+            x = x + tf.layers.dense(tf.layers.dense(x, 16, name=f"a{number}"), 8, name=f"b{number}")
+        return tf.reduce_mean(x) + tf.add_n([tf.nn.l2_loss(one) for one in tf.trainable_variables()])
+
+    def towers(x):
+        return tf.reduce_mean(chain(x, "a", 8, 2) - chain(tf.placeholder(tf.float32, [None, 8]), "b", 8, 2))
+
+    def attention(x):
+        q, k, v = [tf.layers.dense(x, 8, name=name) for name in "qkv"]
+        return tf.reduce_mean(tf.matmul(tf.nn.softmax(tf.matmul(q, k, transpose_b=True)), v))
+
+    def tied(x):
+        w = tf.get_variable("w", [8, 8])
+        return tf.reduce_mean(tf.matmul(chain(tf.matmul(x, w), "a", 8, 2), tf.transpose(w)))
+
+    for build, expected in ((skipping, False), (towers, True), (attention, True), (tied, False)):
+        init(2, annotate=False)
+        assert has_branches(build) == expected, build.__name__
+
+
+@pytest.mark.parametrize(
+    "are_equal, can_mix, has_branches, is_short, devices, splits",
+    [
+        (True, True, False, False, False, False),  # a chain
+        (True, True, True, False, True, False),
+        (True, True, False, True, True, True),
+        (True, False, True, True, False, False),
+        (False, False, False, False, True, True),
+    ],
+)
+def test_further_ways_are_those_that_can_win(are_equal, can_mix, has_branches, is_short, devices, splits):
+    found = further_ways(8, are_equal, can_mix, has_branches, is_short)
+    expected = [on_device(place) for place in range(1, 8) if devices] + [split_over(n) for n in (2, 4) if splits]
+    assert list(found) == expected
+
+
+def looked_at(init, monkeypatch, path, devices, build, **config):  # noqa: F811
+    """The plans that a search looks at."""
+    look, seen = by_blocks.BlockSearch.look, []
+    monkeypatch.setattr(by_blocks.BlockSearch, "look", lambda search, plan: seen.append(plan) or look(search, plan))
+    init(devices, annotate=False, auto__machine=path, **{**SEARCH, "auto__steps": 40, **config})
+    tf.train.GradientDescentOptimizer(0.1).minimize(build())
+    return seen
+
+
+def is_further(plan):
+    return bool(set(plan.ways) - set(WAYS))
+
+
+def test_a_chain_on_equal_devices_with_memory_is_searched_without_further_ways(init, tmp_path, monkeypatch):  # noqa: F811
+    def build():
+        return tf.reduce_mean(chain(tf.placeholder(tf.float32, [None, 64]), "layer", 64, 4))
+
+    for memory, expected in (("16 GB", False), ("300 kB", True)):
+        machine = {**SLOW_LINK, "devices": {"gpu": {"preset": "v100-16", "memory": memory}}}
+        seen = looked_at(init, monkeypatch, written(tmp_path, machine, "4*gpu"), 4, build)
+        assert any(map(is_further, seen)) == expected
+
+
+def test_no_two_plans_differ_in_names_of_equal_devices_alone(init, tmp_path, monkeypatch):  # noqa: F811
+    def build():
+        x, y = [tf.placeholder(tf.float32, [None, 64]) for _ in range(2)]
+        return tf.reduce_mean(tf.square(chain(x, "a", 64, 3) - chain(y, "b", 64, 3)))
+
+    seen = looked_at(init, monkeypatch, written(tmp_path, SLOW_LINK, "4*gpu"), 4, build, auto__steps=200)
+    assert sum(map(is_further, seen)) > 20
+    for plan in seen:
+        places = [place_of(way) for way in dict.fromkeys(plan.ways) if place_of(way) is not None]
+        assert places == list(range(len(places)))  # no split over some of them tells them apart
 
 
 def test_many_blocks_are_joined_by_their_time():
