@@ -151,7 +151,7 @@ class BlockPlans:
         self._equal = EqualDevices(machine, devices)
         self._seconds = seconds
         self._chooser, self._are_cut, self._colocates = chooser, are_cut, colocates
-        self._whole: Dict[Tuple[str, int], Dict[int, str]] = {}
+        self._whole: Dict[Tuple[str, int], Dict[int, PlannedChoice]] = {}
         self._reasons: Dict[Tuple[str, int], PlanError] = {}
         self._cuts: Dict[Tuple[str, int], Ratios] = {}
 
@@ -164,9 +164,9 @@ class BlockPlans:
         strategy, ratios = self._without_choices(plan)
         choices = []
         for place in ratios:
-            text = self._of_whole(plan.ways[self.blocks.of_op[place]], plan.group).get(place)
-            if text is not None:
-                choices.append(PlannedChoice(place, text))
+            choice = self._of_whole(plan.ways[self.blocks.of_op[place]], plan.group).get(place)
+            if choice is not None:
+                choices.append(choice)
         return strategy._replace(choices=tuple(sorted(choices)))
 
     def further_ways(self, group: int, is_short: bool) -> Tuple[str, ...]:
@@ -197,12 +197,13 @@ class BlockPlans:
             self._scopes(plan)
 
     def choice(self, way: str, group: int, place: int) -> Optional[str]:
-        """The choice of an op where all blocks are computed in a way other than rows; None: in full.
+        """The placements of an op where all blocks are computed in a way other than rows; None: in full.
 
         Raises:
           PlanError: the model cannot be split.
         """
-        return self._of_whole(way, group).get(place)
+        choice = self._of_whole(way, group).get(place)
+        return None if choice is None else choice.placements
 
     def parts(self, way: str, group: int) -> Tuple[int, ...]:
         """The places of a group whose devices have a part of a block; () for all."""
@@ -237,14 +238,14 @@ class BlockPlans:
             raise reason
         return list(found)
 
-    def _of_whole(self, way: str, group: int) -> Dict[int, str]:
+    def _of_whole(self, way: str, group: int) -> Dict[int, PlannedChoice]:
         """The choice of each op where all blocks are computed in a way."""
         key, place = (way, group), place_of(way)
         if key in self._reasons:
             raise self._reasons[key]
         if key not in self._whole and place:  # the same as on the first device, with the parts of the two exchanged
             first = self._of_whole(Way.FIRST, group)
-            self._whole[key] = {op: _moved(text, place) for op, text in first.items()}
+            self._whole[key] = {op: one._replace(placements=_moved(one.placements, place)) for op, one in first.items()}
         if key not in self._whole:
             ratios = {place: self._ratios(way, group) for place in range(len(self.base.ops))}
             try:
@@ -252,7 +253,7 @@ class BlockPlans:
             except PlanError as error:
                 self._reasons[key] = error
                 raise
-            self._whole[key] = {one.op: one.placements for one in found}
+            self._whole[key] = {one.op: one for one in found}
         return self._whole[key]
 
     def _without_choices(self, plan: BlockPlan) -> Tuple[Strategy, Dict[int, Ratios]]:
