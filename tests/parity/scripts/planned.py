@@ -32,7 +32,9 @@ def plan_of(ways: Sequence[str], group: int, zero: str) -> Iterator[None]:
 
 def by_ways(ctx: Context, ways: Sequence[str] = (), zero: str = "", plan_file: str = "", **config: Any) -> None:
     """Two branches of two layers and a head, of five blocks, by these ways or by a saved plan; records the strategy."""
-    ctx.init(annotate=False, **({"auto__plan_file": plan_file} if plan_file else {"auto__rows": GLOBAL_BATCH, **config}))
+    ctx.init(
+        annotate=False, **({"auto__plan_file": plan_file} if plan_file else {"auto__rows": GLOBAL_BATCH, **config})
+    )
     x = tf.placeholder(tf.float32, [None, FEATURES], "x")
     y = tf.placeholder(tf.int32, [None], "y")
     tops = [dense(dense(x, 12, f"{name}0", tf.nn.tanh), 8, f"{name}1", tf.nn.tanh) for name in "ab"]
