@@ -75,7 +75,8 @@ class WayCosts(NamedTuple):
 class _Chain(NamedTuple):
     """The backward pass after some blocks: seconds so far, of the links, bytes of the open bucket, updates to do.
 
-    Those of a bucket begin when it is reduced, and `updated` is when all that are reduced are done. `late` and `late_updates` are what single places have to do beyond the others.
+    Those of a bucket begin when it is reduced; `updated` is when all of reduced buckets are done. `late` and
+    `late_updates` are what single places have to do beyond the others.
     """
 
     seconds: float

@@ -97,7 +97,7 @@ def test_a_wide_head_on_very_unequal_devices(init, tmp_path, monkeypatch):  # no
         x = tf.placeholder(tf.float32, [None, 256])
         for number in range(2):
             x = tf.layers.dense(x, 256, tf.nn.relu, name=f"layer{number}")
-        return tf.reduce_mean(tf.square(tf.layers.dense(x, 20000, name="head")))
+        return tf.reduce_mean(tf.square(tf.layers.dense(x, 5000, name="head")))
 
     slow = {"flops": {"contraction": {"float32": "1.4 TFLOP/s"}}, "bandwidth": "80 GB/s"}
     machine = {
