@@ -75,7 +75,8 @@ class WayCosts(NamedTuple):
 class _Chain(NamedTuple):
     """The backward pass after some blocks: seconds so far, of the links, bytes of the open bucket, updates to do.
 
-    `late` and `late_updates` are what single places have to do beyond the others.
+    Those of a bucket begin when it is reduced; `updated` is when all of reduced buckets are done. `late` and
+    `late_updates` are what single places have to do beyond the others.
     """
 
     seconds: float
@@ -83,6 +84,8 @@ class _Chain(NamedTuple):
     open: float
     open_held: float
     updates: float
+    open_updates: float = 0.0
+    updated: float = 0.0
     late: _Late = ()
     late_updates: _Late = ()
 
@@ -149,7 +152,7 @@ class BlockEstimate:
         for block in range(last, -1, -1):
             self._backward.append(self._backward_until(plan, block, buckets))
         self._plan, self._buckets = plan, buckets
-        seconds = self._forward[-1][0] + _most(self._forward[-1][2]) + self._end(plan, self._backward[-1])
+        seconds = self._forward[-1][0] + _most(self._forward[-1][2]) + self._end(self._backward[-1])
         return PlanOutcome(seconds, self._lacks(plan))
 
     def _changed(self, plan: BlockPlan, buckets: float) -> Tuple[int, int]:
@@ -201,27 +204,24 @@ class BlockEstimate:
             seconds = max(seconds, before.links + self._micro_batches * exchanged)
         links = max(before.links, seconds) if exchanged else before.links
         whole, held = before.open + own.whole[block], before.open_held + own.held[block]
+        of_whole = self._update(own.whole[block] / (self._ranks if plan.zero else 1))
+        in_bucket, updated = before.open_updates + of_whole + own.updates[block], before.updated
         if whole + held >= buckets or not block:
             links = max(links, seconds + _most(late) if late else seconds) + self._reduce(plan, whole, held)
-            whole, held = 0.0, 0.0
-        zero = self._ranks if plan.zero else 1
+            updated = max(updated, links) + in_bucket
+            whole, held, in_bucket = 0.0, 0.0, 0.0
         idle = own.others or own
-        updates = before.updates + self._update(own.whole[block] / zero) + idle.updates[block]
+        updates = before.updates + of_whole + idle.updates[block]
         late_updates = before.late_updates
         if idle is not own:
             late_updates = _added(late_updates, own.places, own.updates[block])
-        return _Chain(seconds, links, whole, held, updates, late, late_updates)
+        return _Chain(seconds, links, whole, held, updates, in_bucket, updated, late, late_updates)
 
-    def _end(self, plan: BlockPlan, chain: _Chain) -> float:
-        own = self._way(plan.ways[0], plan.group)
-        zero = self._ranks if plan.zero else 1
+    def _end(self, chain: _Chain) -> float:
         late = chain.late
         for place, seconds in chain.late_updates:
             late = _added(late, (place,), seconds)
-        return max(
-            chain.seconds + chain.updates + _most(late),
-            chain.links + self._update(own.whole[0] / zero) + own.updates[0],
-        )
+        return max(chain.seconds + chain.updates + _most(late), chain.updated)
 
     def _bucket_bytes(self, plan: BlockPlan) -> float:
         """The bytes after which a bucket of gradients is reduced; a power of two, so that few changes change it."""

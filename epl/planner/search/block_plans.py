@@ -57,7 +57,7 @@ def further_ways(group: int, are_equal: bool, can_mix: bool, has_branches: bool,
 
     devices that differ          all: a block is on the device, or the devices, that are fast, or that have the memory
     equal, branches              other devices: they compute at the same time what needs nothing of each other
-    equal, too little memory     all: blocks share the devices so that each holds less, with fewer exchanges than a split
+    equal, too little memory     all: blocks share the devices so that each holds less, with fewer exchanges than split
     equal, else                  none: a chain is computed on one device at a time, and a split over all of them is as
                                  fast as one over fewer, as its collectives are of all devices in any case
     equal, one way next to rows  none: which of the devices it is of changes nothing

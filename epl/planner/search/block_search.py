@@ -25,8 +25,8 @@ from epl.utils.errors import EplError
 
 _COOL = 20.0  # b: a plan that is slower by a twentieth of the best is taken with the probability 1 / e
 _ZERO = ("", "v0", "v1")  # levels that go together with splits
-# Part of the time for plans that are given, so that the walk makes steps at every size of a model; of those with further
-# ways also as a part of the steps.
+# Part of the time for plans that are given, so that the walk makes steps at every size of a model; where those with
+# further ways are given, also a part of the steps.
 _OF_STARTS = 0.5
 _STARTS = 4  # candidates from which rounds begin
 _LEAST_ROUND, _OF_BLOCK = 40, 4  # steps of a round: at least, and for each block
@@ -151,8 +151,8 @@ class BlockSearch:
         Args:
           candidates: plans that are looked at in any case.
           starts: plans that are looked at for half of the time that is left; the walk has the other half.
-          further: plans that the walk looks at before it takes further ways: for half of the time, or as many as half of
-            the steps, that are left for these.
+          further: plans that the walk looks at before it takes further ways: for half of the time that is left for
+            these, or as many as half of the steps.
         """
         for plan in candidates:
             self.look(plan)
@@ -261,7 +261,7 @@ class BlockSearch:
         )
 
     def _canonical(self, plan: BlockPlan) -> BlockPlan:
-        """One of the plans that do the same: without a split, the group means nothing. Ways that it lacks are splits."""
+        """One of the plans that do the same: by rows alone the group means nothing. Ways that it lacks are splits."""
         if self._has_further:
             known = {*self._space.ways, *self._space.further(plan.group)}
             plan = plan._replace(ways=tuple(one if one in known else Way.SPLIT for one in plan.ways))

@@ -32,15 +32,12 @@ def plan_of(ways: Sequence[str], group: int, zero: str) -> Iterator[None]:
 
 def by_ways(ctx: Context, ways: Sequence[str] = (), zero: str = "", plan_file: str = "", **config: Any) -> None:
     """Two branches of two layers and a head, of five blocks, by these ways or by a saved plan; records the strategy."""
-    ctx.init(
-        annotate=False, **({"auto__plan_file": plan_file} if plan_file else {"auto__rows": GLOBAL_BATCH, **config})
-    )
+    ctx.init(annotate=False, auto__plan_file=plan_file, auto__rows=GLOBAL_BATCH, **config)
     x = tf.placeholder(tf.float32, [None, FEATURES], "x")
     y = tf.placeholder(tf.int32, [None], "y")
     tops = [dense(dense(x, 12, f"{name}0", tf.nn.tanh), 8, f"{name}1", tf.nn.tanh) for name in "ab"]
     loss = cross_entropy(y, dense(tops[0] * tops[1], CLASSES, "out"))
-    searches = ctx.planned and not plan_file
-    with plan_of(ways, ctx.workers * ctx.devices, zero) if searches else contextlib.suppress():
+    with plan_of(ways, ctx.workers * ctx.devices, zero) if ctx.planned and ways else contextlib.ExitStack():
         train_op = minimize(OPTIMIZERS["momentum"](), loss)
     with tf.Session() as sess:
         sess.run(tf.global_variables_initializer())

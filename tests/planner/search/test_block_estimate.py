@@ -11,7 +11,7 @@ from epl.ir.graph import Graph
 from epl.planner.prediction.prediction import KnownParts
 from epl.planner.search import block_plans, by_blocks, decision
 from epl.planner.search.block_estimate import BlockEstimate
-from epl.planner.search.block_plans import WAYS, BlockPlan, Way, further_ways, on_device
+from epl.planner.search.block_plans import WAYS, BlockPlan, Way, further_ways, on_device, split_over
 from epl.planner.search.decision import SearchResult, find_strategy
 from tests.parallel.in_process import init  # noqa: F401
 from tests.planner.search.searched_model import skipping
@@ -88,6 +88,31 @@ def test_branches_on_different_devices_are_computed_at_the_same_time(init, monke
     assert simulated[1] == pytest.approx(simulated[2]) and simulated[1] < 0.8 * simulated[0]
     for plan, seconds in zip(plans, simulated):
         assert found.estimate()(plan).seconds == pytest.approx(seconds, rel=0.1)
+
+
+def test_a_wide_head_on_very_unequal_devices(init, tmp_path, monkeypatch):  # noqa: F811
+    """The weights are updated where they are: by fast devices alone, or, by rows, by all when they are reduced."""
+
+    def head():
+        x = tf.placeholder(tf.float32, [None, 256])
+        for number in range(2):
+            x = tf.layers.dense(x, 256, tf.nn.relu, name=f"layer{number}")
+        return tf.reduce_mean(tf.square(tf.layers.dense(x, 5000, name="head")))
+
+    slow = {"flops": {"contraction": {"float32": "1.4 TFLOP/s"}}, "bandwidth": "80 GB/s"}
+    machine = {
+        "devices": {"fast": {"preset": "v100-16"}, "slow": {"preset": "v100-16", **slow}},
+        "links": {"l": {"latency": "2 us", "bandwidth": "10 GB/s", "shared_by": 1}},
+        "nodes": [{"devices": ["2*fast", "2*slow"], "links": ["l"]}],
+    }
+    path = tmp_path / "machine.json"
+    path.write_text(json.dumps(machine))
+    found = Estimated(init, monkeypatch, head, str(path), 4, auto__rows=256)
+    ways = [(way,) * 3 for way in (*WAYS, split_over(2), on_device(3))]
+    ways += [(Way.ROWS, Way.ROWS, way) for way in (Way.SPLIT, Way.FIRST, split_over(2))]
+    estimate = found.estimate()
+    for plan in [BlockPlan(one, 4) for one in ways]:
+        assert estimate(plan).seconds == pytest.approx(found.simulate(plan).seconds, rel=0.1), plan.describe()
 
 
 def test_choices_of_another_device_are_made_once(estimated, monkeypatch):

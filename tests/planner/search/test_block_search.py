@@ -213,13 +213,12 @@ def test_further_starts_take_half_of_the_steps_that_are_left_for_further_ways():
     starts = [BlockPlan(("device 1",) * last + (Way.ROWS,) * (4 - last), 8) for last in range(1, 5)] * 2
     starts += [BlockPlan(("device 1", *ways), 8) for ways in itertools.product(TWO_WAYS, repeat=3)]
     for steps, expected in ((0, 0), (20, 3), (30, 5)):
-        seen = []
-        found = BlockSearch(space, lambda plan: seen.append(plan) or PlanOutcome(1.0, ()), SearchLimits(60.0, steps, 0))
+        found = BlockSearch(space, lambda plan: PlanOutcome(1.0, ()), SearchLimits(60.0, steps, 0))
         taken = []
-        found.run([rows(4)], [], (taken.append(found.steps) or plan for plan in starts))
-        before = [plan for plan in seen if "device 1" in plan.ways][:expected]
-        assert len(set(before)) == expected and set(before) <= set(starts) and found.steps == steps
-        assert set(taken) == ({int(0.7 * steps)} if steps else set())
+        found.run([rows(4)], [], (taken.append((found.steps, found.looked_at)) or plan for plan in starts))
+        at, looked_at = zip(*taken) if taken else ((), ())
+        assert set(at) == ({int(0.7 * steps)} if steps else set()) and found.steps == steps
+        assert max(looked_at, default=0) - min(looked_at, default=0) == expected
 
 
 def test_no_step_changes_nothing():
