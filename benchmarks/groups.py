@@ -8,6 +8,7 @@ it requests and ending it. What the processes compute is left to ``benchmarks/wo
 """
 
 import contextlib
+import functools
 import os
 import select
 import shutil
@@ -71,6 +72,7 @@ class Group:
                     "PYTHONWARNINGS": "ignore",
                 }
             )
+            environ.update(_keras_of_graphs(command[0]))
             environ.update(variables)
             with open(self._log, "ab") as log:
                 self._processes = [
@@ -183,11 +185,22 @@ def _tail(text: str) -> str:
     return "\n".join(text.splitlines()[-_LOG_TAIL_LINES:])
 
 
+@functools.lru_cache(maxsize=None)
+def _keras_of_graphs(python: str) -> Dict[str, str]:
+    """Returns what epl-launch sets for `tf.layers` of TensorFlow 2.16 and newer; plain TensorFlow needs it, too."""
+    code = "import importlib.util, sys; sys.exit(importlib.util.find_spec('tf_keras') is None)"
+    return {"TF_USE_LEGACY_KERAS": "1"} if subprocess.call([python, "-c", code]) == 0 else {}
+
+
 def start_plain(
-    worker: str, arguments: List[str], variables: Optional[Dict[str, str]] = None, name: str = "plain"
+    worker: str,
+    arguments: List[str],
+    variables: Optional[Dict[str, str]] = None,
+    name: str = "plain",
+    python: str = sys.executable,
 ) -> Group:
-    """Starts one process of ``worker`` with the product's interpreter and without any launcher."""
-    return Group(name, [sys.executable, _script(worker)] + arguments, 1, variables or {})
+    """Starts one process of ``worker`` with the product's interpreter, or another, and without any launcher."""
+    return Group(name, [python, _script(worker)] + arguments, 1, variables or {})
 
 
 def start_side_by_side(worker: str, arguments: List[str], size: int, variables: Dict[str, str], name: str) -> Group:
@@ -215,10 +228,11 @@ def start_epl(
     name: str = "epl",
     devices: int = 1,
     options: Sequence[str] = (),
+    python: str = sys.executable,
 ) -> Group:
     """Starts ``size`` processes of ``worker`` under epl-launch with more ``options``, each with so many ``devices``."""
     launcher = os.path.join(environment.ROOT, "tools", "epl-launch")
-    command = [sys.executable, launcher, "--num_workers", str(size), "--gpu_per_worker", str(devices), *options]
+    command = [python, launcher, "--num_workers", str(size), "--gpu_per_worker", str(devices), *options]
     return Group(name, [*command, _script(worker), *arguments], size, variables or {})
 
 

@@ -12,6 +12,8 @@ import tensorflow.compat.v1 as tf
 
 from benchmarks import control
 
+tf.disable_v2_behavior()  # of plain TensorFlow, too
+
 Step = Tuple[tf.Tensor, tf.Operation]
 
 

@@ -38,6 +38,7 @@ _LEARNING_RATE = 1e-3
 
 def main() -> None:
     """Builds one contender and serves the driver."""
+    tf.disable_v2_behavior()  # of plain TensorFlow, too
     kind, schedule = sys.argv[1], sys.argv[7]
     sizes = Sizes(*(int(argument) for argument in sys.argv[2:7]))
     tf.set_random_seed(3)

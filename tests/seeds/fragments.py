@@ -1,8 +1,9 @@
 """The fragments of the documentation, the overview and the slides, in their own order, with small models filled in.
 
-Imports, configuration, annotations and calls stand as they are printed; a number of devices that is printed is that of
-the job. What a fragment calls (`model()`, `resnet()`) is a function of `Parts`. Plain TensorFlow runs the same
-fragments with a module `epl` that does nothing.
+Imports, configuration, annotations and calls stand as they are printed, but for `import tensorflow as tf`, which is
+`tensorflow.compat.v1`, as TensorFlow 2 needs; a number of devices that is printed is that of the job. What a fragment
+calls (`model()`, `resnet()`) is a function of `Parts`. Plain TensorFlow runs the same fragments with a module `epl`
+that does nothing.
 """
 
 # The fragments import where they are printed to.
@@ -176,7 +177,7 @@ _configured("config_apply_groups", {"optimizer.num_apply_group": 30})
 
 @fragment()
 def config_checkpoint_collection(parts: Parts, devices: int) -> None:
-    import tensorflow as tf
+    import tensorflow.compat.v1 as tf
     import epl
 
     config = epl.Config({"gradient_checkpoint.type": "collection"})

@@ -12,9 +12,15 @@ import zipfile
 
 import pytest
 import pythons
+import tensorflow_releases
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+RELEASE = tensorflow_releases.of_python(sys.version_info)
+WHEEL = f"./tensorflow-{RELEASE.version}-py3-none-any.whl\n"
+REQUIREMENTS = "requirements/tensorflow{}.txt".format("" if RELEASE.name == "1.15" else "-" + RELEASE.name)
+PINS = "py{}.{}".format(*sys.version_info[:2]) if RELEASE.name == "1.15" else "tf" + RELEASE.name
 PYTHON = os.path.join(sys.base_prefix, "bin", "python{}.{}".format(*sys.version_info[:2]))
+BUILDERS = "setuptools==75.8.0\nwheel==0.45.1\n"  # Python 3.12 has none
 
 MAKEFILE = """
 FOLDER := $(shell $(PYTHON) tensorflow_flags.py --folder)
@@ -45,15 +51,15 @@ class Project:
             shutil.copy(os.path.join(ROOT, name), os.path.join(folder, name))
         for name, text in (
             ("requirements/bootstrap.txt", ""),
-            ("requirements/py{}.{}.txt".format(*sys.version_info[:2]), ""),
-            ("requirements/tensorflow.txt", "./tensorflow-1.15.5-py3-none-any.whl\n"),
+            (f"requirements/{PINS}.txt", "" if sys.version_info < (3, 12) else BUILDERS),
+            (REQUIREMENTS, WHEEL),
             ("csrc/Makefile", MAKEFILE),
             ("csrc/core.cc", "int core;\n"),
             ("epl/__init__.py", "def main():\n    print('launched')\n"),
             ("setup.py", SETUP),
         ):
             self.write(name, text)
-        self.write_tensorflow("1.15.5")
+        self.write_tensorflow(RELEASE.version)
 
     def write_tensorflow(self, version: str) -> None:
         with zipfile.ZipFile(os.path.join(self.folder, f"tensorflow-{version}-py3-none-any.whl"), "w") as wheel:
@@ -127,12 +133,12 @@ def test_a_changed_source_is_built_and_nothing_else(ready):
 
 
 def test_changed_requirements_are_installed(ready):
-    ready.write("requirements/tensorflow.txt", "# changed\n./tensorflow-1.15.5-py3-none-any.whl\n")
+    ready.write(REQUIREMENTS, "# changed\n" + WHEEL)
     assert "installing the requirements" in ready.set_up().stdout
 
 
 def test_a_terminal_shows_what_pip_downloads(ready):
-    ready.write("requirements/tensorflow.txt", "# shown\n./tensorflow-1.15.5-py3-none-any.whl\n")
+    ready.write(REQUIREMENTS, "# shown\n" + WHEEL)
     terminal, child = pty.openpty()
     env = dict(os.environ, EPL_TF="cpu", EPL_APT="off", PYTHON=PYTHON, PATH=path_without(ready, "bin-without-uv"))
     process = subprocess.Popen([PYTHON, ready.path("tools/set_up")], env=env, stdout=child, stderr=child)
@@ -143,7 +149,7 @@ def test_a_terminal_shows_what_pip_downloads(ready):
             shown += os.read(terminal, 4096)
     os.close(terminal)
     assert process.wait() == 0, shown.decode()
-    assert b"Processing ./tensorflow-1.15.5-py3-none-any.whl" in shown
+    assert b"Processing " + WHEEL.strip().encode() in shown
 
 
 def test_another_compiler_builds_all_again(ready):
@@ -211,7 +217,7 @@ def interpreter(version):
 @pytest.mark.timeout(600)
 def test_another_tensorflow_has_an_environment_and_libraries_of_its_own(ready):
     ready.write_tensorflow("2.21.0")
-    ready.write("requirements/tf2.21.txt", "setuptools==75.8.0\nwheel==0.45.1\n")
+    ready.write("requirements/tf2.21.txt", BUILDERS)
     ready.write("requirements/tensorflow-2.21.txt", "./tensorflow-2.21.0-py3-none-any.whl\n")
     first = ready.set_up().stdout
     done = ready.set_up(TF="2.21", PYTHON=interpreter("3.12"))

@@ -134,7 +134,7 @@ def _measured(forward: tf.Operation, roots: Sequence[tf.Operation], before: int)
     ordered = sorted((op for op in seen if tf_compat.op_id(op) > before), key=tf_compat.op_id)
     runs: List[OpRun] = []
     for op in ordered:
-        if kind_of(op.type) != Kind.FREE:
+        if kind_of(op.type) != Kind.FREE and not _sums_nothing(op):
             inputs, outputs = (tuple(_type(tensor) for tensor in some) for some in (op.inputs, op.outputs))
             runs.append(OpRun(op.node_def, inputs, outputs))
         if op.type not in SHAPE_OPS:
@@ -144,6 +144,17 @@ def _measured(forward: tf.Operation, roots: Sequence[tf.Operation], before: int)
         tuple(i for i, tensor in enumerate(forward.inputs) if tensor in kept),
         tuple(i for i, tensor in enumerate(forward.outputs) if tensor in kept),
     )
+
+
+def _sums_nothing(op: tf.Operation) -> bool:
+    """Whether a gradient is summed over no axis, as its tensor was not broadcast: the kernel passes its input on.
+
+    TensorFlow 1.15 has such sums where 2.x has none: in the gradients of batched matmuls and quotients.
+    """
+    if op.type != "Sum" or op.inputs[1].op.type != "BroadcastGradientArgs":
+        return False
+    results = [taker.outputs[0].shape for taker in op.outputs[0].consumers() if taker.type == "Reshape"]
+    return bool(results) and results[0].num_elements() == op.inputs[0].shape.num_elements() is not None
 
 
 def _build(scratch: tf.Graph, op: Signature, name: str) -> tf.Operation:

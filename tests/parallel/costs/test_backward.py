@@ -84,8 +84,21 @@ def built(loss):
         roots += [gradient.values.op, gradient.indices.op] if is_sparse else [gradient.op]
     view = GraphView(tf_graph)
     read, works = works_of(view, view.ancestors([view.index[op.name] for op in roots]), ())
-    added = [one.signature for node, one in read.items() if node >= before and one.signature is not None]
+    added = [
+        one.signature
+        for node, one in read.items()
+        if node >= before and one.signature is not None and not _sums_nothing(tf_graph, view.nodes[node].name)
+    ]
     return by_kind(run for op in added for run in works[op].forward)
+
+
+def _sums_nothing(tf_graph, name):
+    """Whether an op is a sum over no axes, as TensorFlow finds when it runs; the kernel then passes its input on."""
+    op = tf_graph.get_operation_by_name(name)
+    if op.type != "Sum" or op.inputs[1].op.type != "BroadcastGradientArgs":
+        return False
+    with tf.Session(graph=tf_graph) as session:
+        return session.run(op.inputs[1]).size == 0
 
 
 @pytest.mark.parametrize(
@@ -141,6 +154,15 @@ def test_a_gradient_that_no_variable_needs_does_not_count():
         op = _op(product, wanted)
         flops.append(sum(run.cost().flops for run in backward.differentiate([op])[op].runs))
     assert flops == [2 * 2 * 4 * 6 * 8, 2 * 4 * 6 * 8, 0]
+
+
+def test_a_gradient_that_is_summed_over_no_axis_costs_what_one_without_a_sum_costs():
+    x, y = tf.placeholder(tf.float32, [3, 4, 6]), tf.placeholder(tf.float32, [3, 6, 8])
+    flops = []
+    for tensor in (tf.matmul(x, y), x / tf.placeholder(tf.float32, [])):
+        op = _op(tensor, (True, False))
+        flops.append(sum(run.cost().flops for run in backward.differentiate([op])[op].runs))
+    assert flops == [2 * 3 * 4 * 6 * 8, 3 * 4 * 6]
 
 
 def test_no_gradient_passes_what_stops_it():
