@@ -46,6 +46,7 @@ LEFT_OUT = {
     "parity/test_optimizers.py": 1,
     "parity/test_pipelines.py": 1,
     "parity/test_sessions.py": 2,
+    "parity/test_split.py": 1,
     "parity/test_split_serving.py": 1,
     "parity/test_split_tables.py": 2,
     "parity/test_zero_slots.py": 1,
