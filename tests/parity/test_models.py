@@ -6,7 +6,6 @@ import pytest
 
 from tests.parity.oracle import Oracle, compare, every_topology, replica_differences, with_mean_statistics
 from tests.parity.scripts import models
-from tests.tensorflows import KERNELS_SUM_ALIKE
 
 # Their gradients depend on which rows are normalised together.
 WITH_STATISTICS = ["batch_norm", "fused_batch_norm"]
@@ -14,14 +13,7 @@ SEPARABLE = sorted(set(models.MODELS) - set(WITH_STATISTICS))
 
 
 # Keras layers make their variables where no tower can share them.
-@pytest.mark.parametrize(
-    "name",
-    [
-        pytest.param(name, marks=[KERNELS_SUM_ALIKE] if name in ("layers", "resource") else [])
-        for name in SEPARABLE
-        if name != "keras_layers"
-    ],
-)
+@pytest.mark.parametrize("name", [name for name in SEPARABLE if name != "keras_layers"])
 def test_averaged_towers_equal_the_global_batch(oracle: Oracle, name: str) -> None:
     """The oracle itself: data parallelism by hand, in plain TensorFlow, agrees with the one-device program."""
     reference = oracle.plain(models.train, name=name, optimizer="adam")

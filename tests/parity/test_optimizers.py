@@ -9,7 +9,6 @@ from epl.utils import tf_compat
 from tests.parity.context import Context
 from tests.parity.oracle import Oracle, compare, every_topology, replica_differences, topology_name
 from tests.parity.scripts import models, optimizers
-from tests.tensorflows import KERNELS_SUM_ALIKE
 
 _CLIPS_ITS_OWN = "Each replica does so with its own gradients, before they are averaged"
 some_topologies = pytest.mark.parametrize("topology", [(1, 2), (2, 2)], ids=topology_name)
@@ -23,7 +22,7 @@ some_topologies = pytest.mark.parametrize("topology", [(1, 2), (2, 2)], ids=topo
         optimizers.two_optimizers,
         optimizers.split_gradients,
         optimizers.alternating,
-        pytest.param(optimizers.user_written, marks=KERNELS_SUM_ALIKE),
+        optimizers.user_written,
         optimizers.user_written_clipped,
         optimizers.averaged_and_decayed,
         optimizers.gradient_penalty,

@@ -9,7 +9,6 @@ from tests.parity.checks import check_evaluation, continue_from_each_other
 from tests.parity.context import STEPS
 from tests.parity.oracle import Oracle, topology_name
 from tests.parity.scripts import splits
-from tests.tensorflows import KERNELS_SUM_ALIKE
 
 every_topology = pytest.mark.parametrize(
     "topology", [(1, 2), (2, 1), (1, 3), (1, 4), (4, 1), (2, 2)], ids=topology_name
@@ -18,12 +17,7 @@ some_topologies = pytest.mark.parametrize("topology", [(1, 2), (2, 1)], ids=topo
 
 # Each model in one process with two devices, or in two with one; the other way round in the long tests.
 TRAINED = [
-    pytest.param(
-        name,
-        topology,
-        marks=[pytest.mark.long] * ((place + turn) % 2)
-        + [KERNELS_SUM_ALIKE] * ((name, topology) == ("blocks", (1, 2))),
-    )
+    pytest.param(name, topology, marks=[pytest.mark.long] if (place + turn) % 2 else [])
     for place, name in enumerate(sorted(splits.SPLITS))
     for turn, topology in enumerate([(1, 2), (2, 1)])
 ]
