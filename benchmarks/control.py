@@ -7,6 +7,7 @@ worker (this program, horovodrun or epl-launch). What a request means is left to
 
 import json
 import os
+import resource
 import socket
 import time
 import traceback
@@ -58,10 +59,17 @@ def serve(rank: int, answer: Callable[[Message], Message]) -> None:
 
 
 def timed(step: Callable[[], Any], count: int, warm_up: int) -> Message:
-    """Returns the wall and CPU seconds of ``count`` calls of ``step``, after ``warm_up`` calls that are not counted."""
+    """Returns the wall and CPU seconds of ``count`` calls of ``step``, after ``warm_up`` calls that are not counted.
+
+    And the largest size that the process had, in gigabytes.
+    """
     for _ in range(warm_up):
         step()
     wall, cpu = time.perf_counter(), time.process_time()
     for _ in range(count):
         step()
-    return {"seconds": time.perf_counter() - wall, "cpu_seconds": time.process_time() - cpu}
+    return {
+        "seconds": time.perf_counter() - wall,
+        "cpu_seconds": time.process_time() - cpu,
+        "gigabytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2.0**20,
+    }

@@ -26,6 +26,7 @@ from benchmarks import (
     rewriting_benchmark,
     split_benchmark,
     training_benchmark,
+    versions_benchmark,
 )
 
 BENCHMARKS = {
@@ -42,6 +43,7 @@ BENCHMARKS = {
     "k": options_benchmark.run,
     "l": network_benchmark.run,
     "m": prediction_benchmark.run,
+    "n": versions_benchmark.run,
 }
 
 
@@ -55,7 +57,7 @@ def main() -> int:
         help="a: training step, b: all-reduce, c: graph rewriting, d: pipeline step, "
         "e: rewriting of pipelines, f: split head, g: memory of a step, h: largest model, i: cores of a worker, "
         "j: time to the first step, k: options that guard the numbers, l: collectives over a network, "
-        "m: predictions of the planner (repeatable; default: all)",
+        "m: predictions of the planner, n: the TensorFlows side by side (repeatable; default: all)",
     )
     parser.add_argument("--quick", action="store_true", help="tiny sizes and few rounds: checks that all works")
     arguments = parser.parse_args()

@@ -2,10 +2,12 @@
 
 import json
 import os
+import re
 import sys
 from typing import Callable, Dict
 
 import pytest
+import tensorflow.compat.v1 as tf
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 sys.path.insert(0, os.path.join(ROOT, "tools", "set_up"))
@@ -42,6 +44,21 @@ class Machine:
     @property
     def say(self) -> Callable[[str], None]:
         return self.said.append
+
+
+# The TensorFlow that runs the tests -> what the name of a wheel that is built for it says of it and of its Pythons.
+WHEEL_TAGS = {
+    "1.15": (r"1tf1\.15\.5[\w.]*", "cp36.cp37.cp38"),
+    "2.15": (r"1tf2\.15\.1", "cp311"),
+    "2.21": (r"1tf2\.21\.0", "cp310.cp311.cp312.cp313"),
+}
+
+
+@pytest.fixture
+def wheel_tags() -> str:
+    """A regular expression of the middle of a wheel's name."""
+    build, pythons = WHEEL_TAGS[tf.VERSION.rpartition(".")[0]]
+    return f"-{build}-{re.escape(pythons)}-none-linux_"
 
 
 @pytest.fixture

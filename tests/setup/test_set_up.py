@@ -20,7 +20,7 @@ WHEEL = f"./tensorflow-{RELEASE.version}-py3-none-any.whl\n"
 REQUIREMENTS = "requirements/tensorflow{}.txt".format("" if RELEASE.name == "1.15" else "-" + RELEASE.name)
 PINS = "py{}.{}".format(*sys.version_info[:2]) if RELEASE.name == "1.15" else "tf" + RELEASE.name
 PYTHON = os.path.join(sys.base_prefix, "bin", "python{}.{}".format(*sys.version_info[:2]))
-BUILDERS = "setuptools==75.8.0\nwheel==0.45.1\n"  # Python 3.12 has none
+BUILDERS = "setuptools==75.8.0\nwheel==0.45.1\n"  # Python 3.10 and newer have old ones, or none
 
 MAKEFILE = """
 FOLDER := $(shell $(PYTHON) tensorflow_flags.py --folder)
@@ -51,7 +51,7 @@ class Project:
             shutil.copy(os.path.join(ROOT, name), os.path.join(folder, name))
         for name, text in (
             ("requirements/bootstrap.txt", ""),
-            (f"requirements/{PINS}.txt", "" if sys.version_info < (3, 12) else BUILDERS),
+            (f"requirements/{PINS}.txt", "" if sys.version_info < (3, 10) else BUILDERS),
             (REQUIREMENTS, WHEEL),
             ("csrc/Makefile", MAKEFILE),
             ("csrc/core.cc", "int core;\n"),
