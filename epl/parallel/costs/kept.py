@@ -4,7 +4,7 @@ MatMul --> Reshape --> Tanh          MatMul's gradient reads x and w, Tanh's its
 x, w -^                              w is a variable, which is there anyway
 """
 
-from typing import Collection, Dict, Mapping, Optional, Set
+from typing import Collection, Dict, FrozenSet, Mapping, Optional, Sequence, Set
 
 from epl.ir import op_types
 from epl.ir.dataflow import data_inputs
@@ -55,6 +55,35 @@ def kept_tensors(
     return found
 
 
+def read_inputs(
+    view: GraphView,
+    homes: "Homes",
+    order: Sequence[int],
+    nodes: Mapping[int, ForwardNode],
+    works: Mapping[Signature, OpWork],
+    converted: Collection[Place] = (),
+    others: Collection[Tensor] = (),
+) -> Dict[int, FrozenSet[int]]:
+    """By node, the positions of the data inputs that the backward pass reads: as they are, or as a view of them.
+
+    Args:
+      order: the nodes, each after its producers.
+      view, homes, nodes, works, converted, others: as for `kept_tensors`.
+    """
+    read = set(others)
+    found: Dict[int, FrozenSet[int]] = {}
+    for node in reversed(order):
+        signature = nodes[node].signature
+        work = None if signature is None else works[signature]
+        positions = {at for at in (work.kept_inputs if work else ()) if (node, at) not in converted}
+        read.update((node, output) for output in (work.kept_outputs if work else ()))
+        views = [homes.alias(node, output) for output in range(homes.outputs(node)) if (node, output) in read]
+        found[node] = frozenset(positions.union(at for at in views if at >= 0))
+        inputs = data_inputs(view, node)
+        read.update(inputs[at] for at in found[node])
+    return found
+
+
 class Homes:
     """Where the memory of tensors was allocated."""
 
@@ -86,13 +115,18 @@ class Homes:
                 passed.add(node)  # what a turn of a loop has made; if it made nothing new, what came into the loop
                 tensor = turns[0]
                 continue
-            at = self._alias(node, output)
+            at = self.alias(node, output)
             if at < 0:
                 return tensor
             tensor = inputs[at]
         return None
 
-    def _alias(self, node: int, output: int) -> int:
+    def outputs(self, node: int) -> int:
+        """The number of outputs of a node of the forward pass."""
+        return len(self._types[node])
+
+    def alias(self, node: int, output: int) -> int:
+        """The position of the data input of which an output is a view; -1 if the op allocates it."""
         types, view = self._types, self._view
         read = self._nodes.get(node)
         if read is not None and read.signature is not None and is_free(read.signature):

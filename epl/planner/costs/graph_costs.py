@@ -29,7 +29,7 @@ from epl.parallel.costs.costs import (
 from epl.parallel.costs.custom_gradients import find_custom_gradients
 from epl.parallel.costs.forward_nodes import ForwardNode, read_nodes
 from epl.parallel.costs.functions import FunctionLibrary
-from epl.parallel.costs.kept import Homes, kept_tensors
+from epl.parallel.costs.kept import Homes, kept_tensors, read_inputs
 from epl.parallel.costs.op_times import OpTimes
 from epl.parallel.costs.op_work import find_works
 from epl.parallel.costs.ops import OpRun, OpWork, RunPair
@@ -248,7 +248,14 @@ class GraphCosts(ModelCosts):
         """The tensors that each op allocates, and those of them that are kept."""
         types = self._sizes.types
         homes = Homes(view, types[0], one)
-        kept = kept_tensors(view, homes, one, works, self._conversions.places, self._custom[0].kept())
+        converted, others = self._conversions.places, self._custom[0].kept()
+        kept = kept_tensors(view, homes, one, works, converted, others)
+        read = read_inputs(view, homes, self._nodes, one, works, converted, others)
+        positions = [[at for at, _ in inputs] for inputs in _inputs_of(view, self._nodes)]
+        self.ops = tuple(
+            op._replace(read_inputs=frozenset(own.index(at) for at in read[node] if at in own))
+            for op, own, node in zip(self.ops, positions, self._nodes)
+        )
         self._allocated: List[List[_Held]] = []
         self._kept: List[List[_Held]] = []
         for node in self._nodes:
@@ -339,17 +346,14 @@ def _model_ops(
     repeatable: Collection[int],
     checkpoints: Collection[int],
 ) -> Tuple[ModelOp, ...]:
-    place = {node: number for number, node in enumerate(nodes)}
     found = []
-    for number, node in enumerate(nodes):
+    for node, inputs in zip(nodes, _inputs_of(view, nodes)):
         name, op_type = view.nodes[node].name, view.types[node]
-        # What a data source reads from is no part of the model; the back edge of a loop comes from a later op.
-        inputs = tuple((place.get(producer, number), output) for producer, output in data_inputs(view, node))
         found.append(
             ModelOp(
                 name,
                 op_type,
-                tuple(one for one in inputs if one[0] < number),
+                tuple(one for _, one in inputs),
                 parameter_bytes(view, node),
                 op_type in op_types.VARIABLES and name in trained,
                 node in by_rows,
@@ -359,6 +363,17 @@ def _model_ops(
             )
         )
     return tuple(found)
+
+
+def _inputs_of(view: GraphView, nodes: Sequence[int]) -> List[List[Tuple[int, Tuple[int, int]]]]:
+    """By node, the data inputs that are of the model: their position, and the place and output of their producer."""
+    place = {node: number for number, node in enumerate(nodes)}
+    found = []
+    for number, node in enumerate(nodes):
+        # What a data source reads from is no part of the model; the back edge of a loop comes from a later op.
+        inputs = enumerate((place.get(producer, number), output) for producer, output in data_inputs(view, node))
+        found.append([(at, one) for at, one in inputs if one[0] < number])
+    return found
 
 
 def _additions(node: ForwardNode) -> Tuple[OpRun, ...]:

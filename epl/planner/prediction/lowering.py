@@ -203,7 +203,7 @@ class StepLowering:
             inputs = arrived if at in (0, len(pieces) - 1) else []
             for exchanged, exchange in self._exchange(number, stage, piece[0], micro_batch, False, inputs):
                 inputs = inputs + [exchanged]
-                if self._is_kept(number, exchange.source[0]):
+                if exchange.is_kept:
                     kept.setdefault(_piece_with(backward, piece[0]), []).append(exchanged)
             gathered = self._exchange_rows(number, stage, RowWay.FORWARD, piece[:1], micro_batch)
             inputs = inputs + gathered

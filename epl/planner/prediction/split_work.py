@@ -50,6 +50,7 @@ class SplitExchange(NamedTuple):
       transposed: the bytes that it copies one element at a time, likewise.
       copy_ops: how many ops do both.
       received: by place in the group, the fraction of the full tensor that it leaves there.
+      is_kept: whether the backward pass reads what it leaves.
     """
 
     at: int
@@ -62,6 +63,7 @@ class SplitExchange(NamedTuple):
     transposed: float
     copy_ops: int
     received: Tuple[float, ...]
+    is_kept: bool = False
 
     def copy_seconds(self, kind: Device, nbytes: float) -> float:
         """How long a device copies and transposes the tensor, of so many bytes."""
@@ -187,7 +189,7 @@ def inside_exchanges(op: ModelOp, number: int, inside: Sequence[InsideExchange],
     return [
         SplitExchange(
             number, one.is_backward, f"{op.name}: inside", one.collective, (number, 0), one.share, 0.0, 0.0, 0,
-            (one.share,) * ranks,
+            (one.share,) * ranks, not one.is_backward and 0 in op.read_inputs,
         )
         for one in inside
     ]  # fmt: skip
@@ -237,6 +239,7 @@ class _Walk:
         self._exchanged_inside = {one.op: one.inside for one in strategy.choices}
         self._taken = {source for op in facts.ops for source, _ in op.inputs}
         self._forms: Dict[Output, Tuple[Form, ...]] = {}
+        self._made: Dict[Tuple[Output, Form], int] = {}  # the exchange of the forward pass that makes a form
         self.of_group = np.zeros(count, bool)
         self.work = np.ones([ranks, count])
         self.held = np.ones([ranks, count])
@@ -251,10 +254,10 @@ class _Walk:
         if is_weight:
             return
         if not self._inside[number]:
-            for taken in op.inputs:
+            for at, taken in enumerate(op.inputs):
                 source = source_of(self._facts.ops, taken)
                 if source in self._forms:
-                    self._take(number, source, self._outside(source[0]), False)
+                    self._take(number, source, self._outside(source[0]), False, at in op.read_inputs)
                     self._send(number, taken, self._outside(source[0]))
             return
         if not op.inputs:
@@ -262,8 +265,9 @@ class _Walk:
                 self._forms[number, output] = (Form(self._outside(number), False),)
             return
         into, out = self._placements(number)
-        for taken, placement in zip(op.inputs, into):
-            self._take(number, source_of(self._facts.ops, taken), placement, number in self._choices)
+        for at, (taken, placement) in enumerate(zip(op.inputs, into)):
+            source = source_of(self._facts.ops, taken)
+            self._take(number, source, placement, number in self._choices, at in op.read_inputs)
             self._send(number, taken, placement)
         self.exchanges += inside_exchanges(op, number, self._exchanged_inside.get(number, ()), self._ranks)
         for output, placement in enumerate(out):
@@ -293,8 +297,8 @@ class _Walk:
         """The placement in which code outside of the split has an output of an op."""
         return _ROWS if self._facts.ops[number].by_rows else REPLICATED
 
-    def _take(self, number: int, source: Output, placement: Placement, of_part: bool) -> None:
-        """An op takes a tensor in a placement: what the ranks exchange for it."""
+    def _take(self, number: int, source: Output, placement: Placement, of_part: bool, is_read: bool = False) -> None:
+        """An op takes a tensor in a placement: what the ranks exchange for it; `is_read`: by the backward pass, too."""
         value = self._value(source)
         is_variable = bool(self._facts.ops[source[0]].variable_bytes)
         if source not in self._forms:
@@ -313,14 +317,18 @@ class _Walk:
         for step in path:
             self._forms[source] += (step.target,)
             self._exchange(number, source, value, step)
+        if is_read and (source, wanted) in self._made:
+            made = self._made[source, wanted]
+            self.exchanges[made] = self.exchanges[made]._replace(is_kept=True)
 
     def _exchange(self, number: int, source: Output, value: Value, step: Resharding) -> None:
         stages = self._facts.stage_of
         if self._inside[source[0]] and stages[number] != stages[source[0]]:
             number = self._next_of_stage(source[0])
-        self.exchanges += exchanges_of(
-            self._facts, number, source, value, step, self._tensor_bytes(*source), self._ranks
-        )
+        found = exchanges_of(self._facts, number, source, value, step, self._tensor_bytes(*source), self._ranks)
+        if found and not found[0].is_backward:
+            self._made[source, step.target] = len(self.exchanges)
+        self.exchanges += found
 
     def _next_of_stage(self, number: int) -> int:
         """The op after another one in its stage; the op itself if it is the last."""

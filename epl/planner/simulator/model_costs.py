@@ -8,7 +8,7 @@ another number of them.
 """
 
 from abc import ABC, abstractmethod
-from typing import Dict, NamedTuple, Optional, Tuple
+from typing import Dict, FrozenSet, NamedTuple, Optional, Tuple
 
 from epl.planner.machine.machine import Device
 
@@ -34,6 +34,7 @@ class ModelOp(NamedTuple):
       is_repeatable: whether a backward pass may compute it again, instead of keeping its outputs.
       variable_shape: of the variable that it is; None if that is not known, and for other ops.
       is_checkpoint: whether the script names it a checkpoint, which is kept (`gradient_checkpoint.type` "collection").
+      read_inputs: positions of `inputs` that the backward pass reads, as they are or as a view of them.
     """
 
     name: str
@@ -45,6 +46,7 @@ class ModelOp(NamedTuple):
     is_repeatable: bool
     variable_shape: Optional[Tuple[int, ...]] = None
     is_checkpoint: bool = False
+    read_inputs: FrozenSet[int] = frozenset()
 
 
 class RowWay:

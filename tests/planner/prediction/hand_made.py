@@ -61,7 +61,8 @@ class HandCosts(ModelCosts):
                 ops.append(ModelOp(f"w{number}/read", "Identity", ((len(ops) - 1, 0),), 0, False, False, False))
             before = len(ops)
             self._layer_of[before] = layer
-            ops.append(ModelOp(f"layer{number}", layer.type, tuple(inputs), 0, False, True, True))
+            reads = frozenset([0] if number and self.layers[number - 1].kept else [])
+            ops.append(ModelOp(f"layer{number}", layer.type, tuple(inputs), 0, False, True, True, read_inputs=reads))
         self.ops = tuple(ops)
 
     def at(self, rows: int, device: Device) -> OpCosts:

@@ -101,6 +101,19 @@ def test_what_an_op_exchanges_inside_counts():
     assert after.seconds - before.seconds == pytest.approx((32.0 + 16.0 / 2) / 8.0)
 
 
+@pytest.mark.parametrize("reads", [False, True])
+def test_what_is_gathered_is_held_until_the_backward_pass_if_that_reads_it(reads):
+    costs = two_layers()
+    costs.ops = tuple(
+        op._replace(read_inputs=frozenset([0] if reads and op.type == "MatMul" else [])) for op in costs.ops
+    )
+    planned = strategy(costs, devices=2, blocks=[split(2)], choices={3: COLUMNS, 6: COLUMNS})
+    found = prepare(planned, costs, machine(), 4).split.exchanges
+    gathered = {one.source[0]: one.is_kept for one in found if one.collective == "all-gather" and not one.is_backward}
+    assert gathered == {0: reads, 3: reads}
+    assert not any(one.is_kept for one in found if one.is_backward or one.collective != "all-gather")
+
+
 def test_a_layer_between_columns_has_one_all_reduce_in_each_direction():
     costs = HandCosts([Layer(weight=8, output=8.0), Layer(weight=800, output=16.0), Layer(weight=800, output=8.0)])
     costs.ops = tuple(op._replace(by_rows=False) for op in costs.ops)
