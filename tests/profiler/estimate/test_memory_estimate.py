@@ -57,7 +57,7 @@ def begin(init, mode="plain", **config):
     return stages
 
 
-def traced(model, steps=6):
+def traced(model, steps=3):
     """Of some traced steps after the first one: the timelines of devices by name, and the bytes of variables in use.
 
     On a busy machine one thread may be held up while the other runs ahead, which holds more: of each device the least
