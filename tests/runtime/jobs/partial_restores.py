@@ -36,7 +36,9 @@ def layer(rows):
 def main(layout, done, folder):
     """Restores and trains; prints the losses."""
     worker, fed, scope = 0, ROWS, None
-    if layout != "plain":
+    if layout == "plain":
+        tf.disable_v2_behavior()
+    else:
         import epl
         from epl.env import Env
 
