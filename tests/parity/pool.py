@@ -17,8 +17,6 @@ import tempfile
 import time
 from typing import Any, Callable, Dict, List, NamedTuple, Optional, Tuple
 
-import tensorflow.compat.v1 as tf
-
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 RUN_TIMEOUT = 270.0  # the largest models take 40 s on a machine that does nothing else
 
@@ -66,9 +64,9 @@ class Group:
         environment = dict(os.environ, PYTHONPATH=os.pathsep.join(sys.path), TF_CPP_MIN_LOG_LEVEL="2")
         if importlib.util.find_spec("tf_keras"):
             environment["TF_USE_LEGACY_KERAS"] = "1"  # as epl-launch sets it; scripts without EPL need it, too
-        if tf.VERSION.startswith("2.15"):
-            # Its oneDNN rounds by the number of rows: plain TensorFlow differs from itself with the rows in parts.
-            environment["TF_ENABLE_ONEDNN_OPTS"] = "0"
+        # How oneDNN of TensorFlow 2 rounds depends on the processor and on the number of rows: plain TensorFlow differs
+        # from itself with the rows in parts.
+        environment["TF_ENABLE_ONEDNN_OPTS"] = "0"
         for name in [name for name in environment if name.startswith("EPL_")] + ["TF_CONFIG"]:
             environment.pop(name, None)
         if self.topology.mode == "plan":

@@ -251,11 +251,7 @@ class GraphCosts(ModelCosts):
         converted, others = self._conversions.places, self._custom[0].kept()
         kept = kept_tensors(view, homes, one, works, converted, others)
         read = read_inputs(view, homes, self._nodes, one, works, converted, others)
-        positions = [[at for at, _ in inputs] for inputs in _inputs_of(view, self._nodes)]
-        self.ops = tuple(
-            op._replace(read_inputs=frozenset(own.index(at) for at in read[node] if at in own))
-            for op, own, node in zip(self.ops, positions, self._nodes)
-        )
+        self.ops = _with_read_inputs(self.ops, view, self._nodes, read)
         self._allocated: List[List[_Held]] = []
         self._kept: List[List[_Held]] = []
         for node in self._nodes:
@@ -362,6 +358,16 @@ def _model_ops(
                 node in checkpoints,
             )
         )
+    return tuple(found)
+
+
+def _with_read_inputs(
+    ops: Sequence[ModelOp], view: GraphView, nodes: Sequence[int], read: Mapping[int, FrozenSet[int]]
+) -> Tuple[ModelOp, ...]:
+    found = []
+    for op, node, inputs in zip(ops, nodes, _inputs_of(view, nodes)):
+        positions = [at for at, _ in inputs]
+        found.append(op._replace(read_inputs=frozenset(positions.index(at) for at in read[node] if at in positions)))
     return tuple(found)
 
 
