@@ -4,7 +4,7 @@ MatMul --> Reshape --> Tanh          MatMul's gradient reads x and w, Tanh's its
 x, w -^                              w is a variable, which is there anyway
 """
 
-from typing import Collection, Dict, FrozenSet, Mapping, Optional, Sequence, Set
+from typing import Collection, Dict, Mapping, Optional, Set
 
 from epl.ir import op_types
 from epl.ir.dataflow import data_inputs
@@ -58,29 +58,28 @@ def kept_tensors(
 def read_inputs(
     view: GraphView,
     homes: "Homes",
-    order: Sequence[int],
     nodes: Mapping[int, ForwardNode],
     works: Mapping[Signature, OpWork],
     converted: Collection[Place] = (),
     others: Collection[Tensor] = (),
-) -> Dict[int, FrozenSet[int]]:
-    """By node, the positions of the data inputs that the backward pass reads: as they are, or as a view of them.
+) -> Dict[int, Set[int]]:
+    """By node, the positions of the data inputs that the backward pass reads: as they are, or as views of them.
 
-    Args:
-      order: the nodes, each after its producers.
-      view, homes, nodes, works, converted, others: as for `kept_tensors`.
+    Args: as for `kept_tensors`.
     """
-    read = set(others)
-    found: Dict[int, FrozenSet[int]] = {}
-    for node in reversed(order):
-        signature = nodes[node].signature
-        work = None if signature is None else works[signature]
-        positions = {at for at in (work.kept_inputs if work else ()) if (node, at) not in converted}
-        read.update((node, output) for output in (work.kept_outputs if work else ()))
-        views = [homes.alias(node, output) for output in range(homes.outputs(node)) if (node, output) in read]
-        found[node] = frozenset(positions.union(at for at in views if at >= 0))
-        inputs = data_inputs(view, node)
-        read.update(inputs[at] for at in found[node])
+    found: Dict[int, Set[int]] = {node: set() for node in nodes}
+    read = list(others)
+    for node, one in nodes.items():
+        if one.signature is not None:
+            work, inputs = works[one.signature], data_inputs(view, node)
+            found[node].update(at for at in work.kept_inputs if (node, at) not in converted)
+            read += [(node, output) for output in work.kept_outputs] + [inputs[at] for at in found[node]]
+    while read:
+        node, output = read.pop()
+        at = homes.alias(node, output) if node in nodes else -1
+        if at >= 0 and at not in found[node]:
+            found[node].add(at)
+            read.append(data_inputs(view, node)[at])
     return found
 
 
@@ -120,10 +119,6 @@ class Homes:
                 return tensor
             tensor = inputs[at]
         return None
-
-    def outputs(self, node: int) -> int:
-        """The number of outputs of a node of the forward pass."""
-        return len(self._types[node])
 
     def alias(self, node: int, output: int) -> int:
         """The position of the data input of which an output is a view; -1 if the op allocates it."""

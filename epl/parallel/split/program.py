@@ -192,7 +192,7 @@ class Program:
         reached = {self.number[loss] for loss in losses}
         self.outputs |= reached
         for step in reversed(self.steps):
-            if reached.intersection(step.outputs):
+            if any(number in reached and self.values[number].trained for number in step.outputs):
                 reached.update(step.inputs)
         for number, value in enumerate(self.values):
             if value.trained and number not in reached:

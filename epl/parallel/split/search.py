@@ -159,8 +159,9 @@ def placements_of(step: Step, choice: int) -> Tuple[Tuple[Placement, ...], Tuple
 
 
 def is_trained(program: Program, step: Step) -> bool:
-    """Whether a gradient goes to the first input of a step."""
-    return bool(step.inputs) and step.inputs[0] >= 0 and program.values[step.inputs[0]].trained
+    """Whether a gradient goes through a step to its first input."""
+    ends = [step.inputs[:1], step.outputs]
+    return all(any(number >= 0 and program.values[number].trained for number in some) for some in ends)
 
 
 def native_placement(program: Program, number: int, wanted: Placement) -> Placement:

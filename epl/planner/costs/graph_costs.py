@@ -248,12 +248,10 @@ class GraphCosts(ModelCosts):
         """The tensors that each op allocates, and those of them that are kept."""
         types = self._sizes.types
         homes = Homes(view, types[0], one)
-        converted, others = self._conversions.places, self._custom[0].kept()
-        kept = kept_tensors(view, homes, one, works, converted, others)
-        read = read_inputs(view, homes, self._nodes, one, works, converted, others)
-        self.ops = _with_read_inputs(self.ops, view, self._nodes, read)
-        self._allocated: List[List[_Held]] = []
-        self._kept: List[List[_Held]] = []
+        given = view, homes, one, works, self._conversions.places, self._custom[0].kept()
+        kept = kept_tensors(*given)
+        self.ops = _with_read_inputs(self.ops, view, self._nodes, read_inputs(*given))
+        self._allocated, self._kept = [], []
         for node in self._nodes:
             count = (float(one[node].runs), float(other[node].runs))
             own: List[_Held] = []
@@ -267,8 +265,7 @@ class GraphCosts(ModelCosts):
             for first, second in self._conversions.before(node):
                 held = _Held((first.made, second.made), count)
                 own.append(held)
-                if first.is_kept:
-                    ending.append(held)
+                ending += [held] if first.is_kept else []
             inside = self._inside(one[node], other[node], works)
             self._allocated.append(own + inside)
             self._kept.append(ending + inside)
@@ -362,7 +359,7 @@ def _model_ops(
 
 
 def _with_read_inputs(
-    ops: Sequence[ModelOp], view: GraphView, nodes: Sequence[int], read: Mapping[int, FrozenSet[int]]
+    ops: Sequence[ModelOp], view: GraphView, nodes: Sequence[int], read: Mapping[int, Collection[int]]
 ) -> Tuple[ModelOp, ...]:
     found = []
     for op, node, inputs in zip(ops, nodes, _inputs_of(view, nodes)):

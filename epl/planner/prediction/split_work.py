@@ -185,7 +185,7 @@ def exchanges_of(
 
 
 def inside_exchanges(op: ModelOp, number: int, inside: Sequence[InsideExchange], ranks: int) -> List[SplitExchange]:
-    """The collectives inside op `number`, which is computed on shards; those of the backward pass if it has one."""
+    """The collectives inside op `number`, which is computed on shards, as its choice tells them."""
     return [
         SplitExchange(
             number, one.is_backward, f"{op.name}: inside", one.collective, (number, 0), one.share, 0.0, 0.0, 0,
@@ -265,9 +265,10 @@ class _Walk:
                 self._forms[number, output] = (Form(self._outside(number), False),)
             return
         into, out = self._placements(number)
+        of_part = any(placement != REPLICATED for placement in (*into, *out))
         for at, (taken, placement) in enumerate(zip(op.inputs, into)):
             source = source_of(self._facts.ops, taken)
-            self._take(number, source, placement, number in self._choices, at in op.read_inputs)
+            self._take(number, source, placement, of_part, at in op.read_inputs)
             self._send(number, taken, placement)
         self.exchanges += inside_exchanges(op, number, self._exchanged_inside.get(number, ()), self._ranks)
         for output, placement in enumerate(out):
@@ -317,8 +318,9 @@ class _Walk:
         for step in path:
             self._forms[source] += (step.target,)
             self._exchange(number, source, value, step)
-        if is_read and (source, wanted) in self._made:
-            made = self._made[source, wanted]
+        plain = wanted._replace(entered=False)  # an op that computes a shard may enter what was gathered for others
+        made = self._made.get((source, wanted), self._made.get((source, plain), -1))
+        if is_read and made >= 0:
             self.exchanges[made] = self.exchanges[made]._replace(is_kept=True)
 
     def _exchange(self, number: int, source: Output, value: Value, step: Resharding) -> None:

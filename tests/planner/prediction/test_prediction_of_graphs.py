@@ -105,6 +105,26 @@ def parts_of_pictures(x):
         return tf.reduce_mean(tf.square(pictures))
 
 
+def test_a_branch_reads_what_was_gathered_for_it(init):  # noqa: F811
+    """TensorFlow's conditionals have ops in an order in which readers may come before what they read."""
+
+    def branch(x):
+        with epl.split(2, choices={"d/MatMul": "shard(1)"}):
+            hidden = tf.layers.dense(x, 512, name="d")
+            kernel = tf.get_variable("w", [512, 512])
+            taken = tf.cond(tf.reduce_sum(x) > 0, lambda: tf.matmul(hidden, kernel), lambda: tf.zeros_like(hidden))
+            return tf.reduce_mean(tf.square(taken))
+
+    init(2, annotate=False)
+    _, planned, costs, _ = recorded(branch, 2 * ROWS, MOMENTUM)
+    gathered = [
+        one
+        for one in prepare(planned, costs, on_cpus(2), 2 * ROWS).split.exchanges
+        if costs.ops[one.source[0]].name.startswith("d/") and one.collective == "all-gather" and not one.is_backward
+    ]
+    assert gathered and all(one.is_kept for one in gathered)
+
+
 @pytest.mark.parametrize(
     "build, built, count", [(head_of_classes, "EplAllReduce", 2), (parts_of_pictures, "EplAllToAllV", 3)]
 )

@@ -101,6 +101,18 @@ def test_what_an_op_exchanges_inside_counts():
     assert after.seconds - before.seconds == pytest.approx((32.0 + 16.0 / 2) / 8.0)
 
 
+def test_what_was_gathered_for_another_op_is_held_for_the_one_that_reads_it():
+    text = "full, shard(1: 6+2) -> shard(1: 6+2)"
+    costs = HandCosts([Layer(weight=800, output=16.0, kept=True)] * 2)
+    costs.ops += (costs.ops[6]._replace(inputs=((3, 0),), name="again"),)
+    costs.ops = (*costs.ops[:6], costs.ops[6]._replace(read_inputs=frozenset()), costs.ops[7])
+    costs._layer_of[7] = Layer(output=16.0)
+    planned = strategy(costs, devices=2, blocks=[split(2)], choices={3: text, 7: "full -> shard(1: 6+2)"})
+    found = prepare(planned, costs, machine(), 4).split.exchanges
+    (gathered,) = [one for one in found if one.source == (3, 0) and one.collective == "all-gather"]
+    assert gathered.at == 6 and gathered.is_kept
+
+
 @pytest.mark.parametrize("reads", [False, True])
 def test_what_is_gathered_is_held_until_the_backward_pass_if_that_reads_it(reads):
     costs = two_layers()

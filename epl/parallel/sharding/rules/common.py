@@ -173,6 +173,11 @@ def all_reduced(
     return tuple(Inside("all-reduce", nbytes * times, which) for found, which in directions for times in found)
 
 
+def open_batch(info: TensorInfo, placement: Placement) -> bool:
+    """Whether a tensor is cut along a batch of which the graph does not tell the size: the ranks add up their rows."""
+    return placement.sizes is None and (info.shape is None or info.shape[placement.dim] is None)
+
+
 def shape_without(info: TensorInfo, dims: Collection[int]) -> List[Optional[int]]:
     """The shape of a tensor, less some dimensions."""
     return [size for dim, size in enumerate(info.shape or ()) if dim not in dims]

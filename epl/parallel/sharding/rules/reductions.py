@@ -17,6 +17,7 @@ from epl.parallel.sharding.rules.common import (
     filled,
     labelled,
     linear,
+    open_batch,
     own_offset,
     rank_of,
     shape_without,
@@ -25,7 +26,7 @@ from epl.parallel.sharding.rules.common import (
     without,
     without_element,
 )
-from epl.parallel.sharding.rules.registry import Choice, Emission, Emit, Inside, OpInfo, TensorInfo, rule
+from epl.parallel.sharding.rules.registry import Choice, Emission, Emit, Inside, OpInfo, rule
 
 
 class _Reduction:
@@ -84,13 +85,9 @@ def _mean(op: OpInfo) -> Iterator[Choice]:
     if found is not None:
         for choice in labelled(op, [found.data, []], [found.output], summed=found.axes):
             if choice.inputs[0].dim in found.axes:
-                inside = all_reduced((), 8, (1,)) if _open_batch(op.inputs[0], choice.inputs[0]) else ()
+                inside = all_reduced((), 8, (1,)) if open_batch(op.inputs[0], choice.inputs[0]) else ()
                 yield choice._replace(emit=_emit_mean(found, choice.inputs[0]), inside=inside, averages=True)
     yield from linear(op, 0)
-
-
-def _open_batch(info: TensorInfo, placement: Placement) -> bool:
-    return placement.sizes is None and (info.shape is None or info.shape[placement.dim] is None)
 
 
 def _emit_mean(found: _Reduction, placement: Placement) -> Emit:

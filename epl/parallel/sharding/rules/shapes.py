@@ -15,6 +15,7 @@ from epl.parallel.sharding.rules.common import (
     labelled,
     linear,
     never_empty,
+    open_batch,
     own_shape,
     own_size,
     rank_of,
@@ -292,7 +293,8 @@ def _shape(op: OpInfo) -> Iterator[Choice]:
     """The shape of the full tensor, from a shard or a partial sum."""
     for choice in labelled(op, [dimensions(op.inputs[0])], [[]], summed=dimensions(op.inputs[0])):
         placement = choice.inputs[0]
-        inside = () if placement.sizes is not None else all_reduced((), op.outputs[0].dtype.size, (1,))
+        adds_up = op.type != "Rank" and open_batch(op.inputs[0], placement)
+        inside = all_reduced((), op.outputs[0].dtype.size, (1,)) if adds_up else ()
         yield Choice((placement,), (REPLICATED,), _emit_shape(placement), inside)
     yield Choice((PARTIAL,), (REPLICATED,))
 
