@@ -4,6 +4,9 @@ import numpy as np
 import pytest
 import tensorflow.compat.v1 as tf
 
+import epl.parallel.sharding.rules.all  # noqa: F401
+from epl.parallel.sharding.placements import shard
+from epl.parallel.sharding.rules.registry import OpInfo, TensorInfo, choices_of
 from tests.parallel.sharding.rules.rule_harness import THREE, Case, check
 from tests.parallel.sharding.rules.rule_inputs import constant, floats, hidden, imaginary, integers
 
@@ -126,3 +129,13 @@ def test_moving_and_slicing(ranks):
 def test_repeating_shapes_matrices_images(ranks):
     cases = list(repeating_cases()) + list(shape_cases()) + list(matrix_cases()) + list(image_cases())
     check(cases, ranks)
+
+
+@pytest.mark.parametrize("size", [None, 8])
+@pytest.mark.parametrize("op_type", ["Shape", "Rank"])
+def test_a_size_that_is_known_is_not_added_up(op_type, size):
+    rows = TensorInfo((size, 4), tf.float32, None, 0)
+    result = TensorInfo((2,) if op_type == "Shape" else (), tf.int32, None, None)
+    info = OpInfo(op_type, "shape", {}, (rows,), (result,), 2, {})
+    (choice,) = [one for one in choices_of(info) if one.inputs[0] == shard(0, None)]
+    assert [one.collective for one in choice.inside] == (["all-reduce"] if op_type == "Shape" and size is None else [])
