@@ -4,7 +4,7 @@ MatMul --> Reshape --> Tanh          MatMul's gradient reads x and w, Tanh's its
 x, w -^                              w is a variable, which is there anyway
 """
 
-from typing import Collection, Dict, Mapping, Optional, Set
+from typing import Collection, Dict, Iterator, List, Mapping, Optional, Set, Tuple
 
 from epl.ir import op_types
 from epl.ir.dataflow import data_inputs
@@ -42,13 +42,9 @@ def kept_tensors(
         home = homes.of(tensor)
         if home is not None:
             found[home] = nodes[home[0]].runs if home[0] in nodes else 1
-    for node, read in nodes.items():
-        if read.signature is None:
-            continue
-        work = works[read.signature]
+    for node, positions, outputs in _read_by_gradients(nodes, works, converted):
         inputs = data_inputs(view, node)
-        kept = [inputs[at] for at in work.kept_inputs if (node, at) not in converted]
-        for tensor in kept + [(node, output) for output in work.kept_outputs]:
+        for tensor in [inputs[at] for at in positions] + outputs:
             home = homes.of(tensor)
             if home is not None:
                 found[home] = nodes[home[0]].runs if home[0] in nodes else 1
@@ -69,11 +65,10 @@ def read_inputs(
     """
     found: Dict[int, Set[int]] = {node: set() for node in nodes}
     read = list(others)
-    for node, one in nodes.items():
-        if one.signature is not None:
-            work, inputs = works[one.signature], data_inputs(view, node)
-            found[node].update(at for at in work.kept_inputs if (node, at) not in converted)
-            read += [(node, output) for output in work.kept_outputs] + [inputs[at] for at in found[node]]
+    for node, positions, outputs in _read_by_gradients(nodes, works, converted):
+        inputs = data_inputs(view, node)
+        found[node].update(positions)
+        read += [inputs[at] for at in positions] + outputs
     while read:
         node, output = read.pop()
         at = homes.alias(node, output) if node in nodes else -1
@@ -81,6 +76,17 @@ def read_inputs(
             found[node].add(at)
             read.append(data_inputs(view, node)[at])
     return found
+
+
+def _read_by_gradients(
+    nodes: Mapping[int, ForwardNode], works: Mapping[Signature, OpWork], converted: Collection[Place]
+) -> Iterator[Tuple[int, List[int], List[Tensor]]]:
+    """Of each node that computes: the node, the positions of the inputs that its gradient reads, and its outputs so."""
+    for node, one in nodes.items():
+        if one.signature is not None:
+            work = works[one.signature]
+            positions = [at for at in work.kept_inputs if (node, at) not in converted]
+            yield node, positions, [(node, output) for output in work.kept_outputs]
 
 
 class Homes:
