@@ -62,18 +62,23 @@ class ShardedVariable(NamedTuple):
     sizes: Tuple[int, ...]
 
 
+COLLECTIVES_INSIDE = ("all-reduce", "all-gather", "all-to-all")
+
+
 class InsideExchange(NamedTuple):
     """A collective inside an op that is computed on shards, such as that of the maximum of a softmax.
 
     Attributes:
-      collective: its name.
+      collective: one of COLLECTIVES_INSIDE.
       is_backward: whether it is of the backward pass.
       share: the bytes that its cost is computed with, as a multiple of those of the op's first output in full.
+      held: those of the tensor that each rank has after it, likewise.
     """
 
     collective: str
     is_backward: bool
     share: float
+    held: float
 
 
 class OpChoice(NamedTuple):

@@ -15,7 +15,7 @@ from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Sequence, Tup
 from epl.config.config import Config
 from epl.config.keys import KEY_BY_NAME
 from epl.parallel.plan import values
-from epl.parallel.plan.sections import InsideExchange
+from epl.parallel.plan.sections import COLLECTIVES_INSIDE, InsideExchange
 from epl.utils.errors import PlanError
 
 FORMAT = "epl-strategy"
@@ -200,8 +200,6 @@ def from_json(text: str) -> Strategy:
             {**one, "value": json.dumps(one["value"])} if isinstance(one, dict) and "value" in one else one
             for one in rest["settings"]
         ]
-    if isinstance(rest.get("choices"), list):  # older files tell no collectives inside of ops
-        rest["choices"] = [{"inside": [], **one} if isinstance(one, dict) else one for one in rest["choices"]]
     strategy: Strategy = values.from_json(Strategy, json.dumps(rest))
     _check(strategy)
     return strategy
@@ -233,6 +231,13 @@ def _check(strategy: Strategy) -> None:
     for number, choice in enumerate(strategy.choices):
         if not 0 <= choice.op < len(strategy.ops):
             raise ValueError(f"Strategy.choices[{number}].op is {choice.op}, and there are {len(strategy.ops)} ops")
+        for place, one in enumerate(choice.inside):
+            where = f"Strategy.choices[{number}].inside[{place}]"
+            if one.collective not in COLLECTIVES_INSIDE:
+                allowed = ", ".join(COLLECTIVES_INSIDE)
+                raise ValueError(f"{where}.collective is {one.collective!r}, not one of {allowed}")
+            if min(one.share, one.held) < 0:
+                raise ValueError(f"{where} has a share of {one.share} and holds {one.held}, not numbers of at least 0")
     for number, op in enumerate(strategy.ops):
         if not OUTSIDE <= op.block < len(strategy.blocks):
             raise ValueError(f"Strategy.ops[{number}].block is {op.block}, and there are {len(strategy.blocks)} blocks")

@@ -4,6 +4,7 @@
     if several classes are possible            {"kind": "ZeroSection", "level": "v1", ...}
 
 A field is an int, float, str or bool, a NamedTuple, a tuple of any of these, or an Optional or a Union of NamedTuples.
+A text may leave out fields with defaults: those that were added after it was written.
 """
 
 import functools
@@ -67,9 +68,11 @@ def _value(annotation: Any, plain: Any, where: str) -> Any:
         return _value(classes[0], plain, where)
     if _is_namedtuple(annotation):
         fields = _hints(annotation)
-        if not isinstance(plain, dict) or set(plain) != set(fields):
+        if not isinstance(plain, dict) or not set(fields) - set(annotation._field_defaults) <= set(plain) <= set(
+            fields
+        ):
             raise ValueError(f"{where} needs the fields {', '.join(fields)}.")
-        return annotation(**{field: _value(hint, plain[field], f"{where}.{field}") for field, hint in fields.items()})
+        return annotation(**{field: _value(fields[field], one, f"{where}.{field}") for field, one in plain.items()})
     if _is_tuple(annotation):
         if not isinstance(plain, list):
             raise ValueError(f"{where} is {plain!r}, not a list.")

@@ -121,8 +121,9 @@ def choice_of(step: Step, choice: int, trained: bool = False) -> OpChoice:
     inside = []
     for one in step.choices[choice].built(trained) if choice >= 0 else ():
         result = step.info.outputs[0]
-        share = one.nbytes / max(assumed_bytes(result.shape, result.dtype.size), 1.0)
-        inside.append(InsideExchange(one.collective, one.is_backward, share))
+        whole = max(assumed_bytes(result.shape, result.dtype.size), 1.0)
+        held = one.nbytes if one.held is None else one.held
+        inside.append(InsideExchange(one.collective, one.is_backward, one.nbytes / whole, held / whole))
     return OpChoice(step.op.name, inputs, outputs, inside=tuple(inside))
 
 

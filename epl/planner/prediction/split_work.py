@@ -189,7 +189,7 @@ def inside_exchanges(op: ModelOp, number: int, inside: Sequence[InsideExchange],
     return [
         SplitExchange(
             number, one.is_backward, f"{op.name}: inside", one.collective, (number, 0), one.share, 0.0, 0.0, 0,
-            (one.share,) * ranks, not one.is_backward and 0 in op.read_inputs,
+            (one.held,) * ranks, not one.is_backward and 0 in op.read_inputs,
         )
         for one in inside
     ]  # fmt: skip

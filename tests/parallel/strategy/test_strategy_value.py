@@ -25,7 +25,7 @@ def _strategy() -> Strategy:
         device_type="CPU",
         blocks_origin="balanced",
         blocks=(Block("replicate", 1, 0, (), ("x", "one"), 1), Block("split", 0, 1, (3, 1), ("two",), 1)),
-        choices=(PlannedChoice(3, "shard(1: 3+1) -> partial", (InsideExchange("all-reduce", True, 0.5),)),),
+        choices=(PlannedChoice(3, "shard(1: 3+1) -> partial", (InsideExchange("all-reduce", True, 0.5, 0.5),)),),
         settings=(Setting("pipeline.num_micro_batch", "4", "code"), Setting("zero.level", '""', "default")),
         ops=OPS,
     )
@@ -72,6 +72,11 @@ def test_first_difference_names_op_shape_and_block():
         strategies.refuse_other_model(_strategy(), OPS[:3], "plan.json")
 
 
+def _inside(plain):
+    """The first collective of the first choice, in the plain form of a strategy."""
+    return plain["choices"][0]["inside"][0]
+
+
 @pytest.mark.parametrize(
     "change, message",
     [
@@ -90,6 +95,12 @@ def test_first_difference_names_op_shape_and_block():
         (lambda plain: plain.update(version=1), r"settings\[0\].value is 4, not a str"),
         (lambda plain: plain["settings"][0].update(value=0), "pipeline.num_micro_batch"),
         (lambda plain: plain["choices"][0].update(op=4), r"choices\[0\].op is 4, and there are 4 ops"),
+        (
+            lambda plain: _inside(plain).update(collective="gossip"),
+            r"choices\[0\].inside\[0\].collective is 'gossip', not",
+        ),
+        (lambda plain: _inside(plain).update(held=-1.0), r"choices\[0\].inside\[0\] has a share of 0.5 and holds -1.0"),
+        (lambda plain: _inside(plain).pop("share"), r"choices\[0\].inside\[0\] needs the fields"),
         (lambda plain: plain["ops"][3].update(block=2), r"ops\[3\].block is 2, and there are 2 blocks"),
         (lambda plain: plain["ops"][3].update(type="Max"), "changed by hand"),
     ],

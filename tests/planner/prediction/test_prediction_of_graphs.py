@@ -139,6 +139,22 @@ def test_exchanges_inside_of_ops_are_those_of_the_rewritten_graph(init, build, b
     assert sum(op.type == built for op in of_rank) == count
 
 
+def test_a_part_with_its_halos_is_held_as_it_is_built(init):  # noqa: F811
+    init(2, annotate=False)
+    graph, planned, costs, _ = recorded(parts_of_pictures, 2 * ROWS, MOMENTUM)
+    found = [
+        one
+        for one in prepare(planned, costs, on_cpus(2), 2 * ROWS).split.exchanges
+        if one.what.endswith("inside") and not one.is_backward
+    ]
+    built = [op for op in graph.tf_graph.get_operations() if op.type == "Conv2D" and "EPL_SPLIT/" in op.name]
+    assert len(built) == 2
+    assert {tuple(op.inputs[0].shape.as_list()[1:]) for op in built} == {(128 + 2, 256 + 2, 8)}
+    assert len(found) == 2 and all(one.is_kept for one in found)
+    for one in found:
+        assert one.received[0] * costs.exchanged_bytes(2 * ROWS, *one.source) == 130 * 258 * 8 * 4
+
+
 def exchanges_of_rank_0(graph):
     """By collective, how many exchanges of matrices of the split the first rank has in a step."""
     found = Counter()

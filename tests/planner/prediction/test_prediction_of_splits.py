@@ -92,7 +92,7 @@ def test_a_replicated_input_is_entered_and_a_replicated_result_summed():
 def test_what_an_op_exchanges_inside_counts():
     costs = two_layers()
     planned = strategy(costs, devices=2, blocks=[split(2)], choices={3: COLUMNS, 6: ROWS_OF_KERNEL})
-    inside = (InsideExchange("all-reduce", False, 0.5), InsideExchange("all-to-all", True, 0.25))
+    inside = (InsideExchange("all-reduce", False, 0.5, 0.5), InsideExchange("all-to-all", True, 0.25, 1.0))
     wider = planned._replace(choices=(planned.choices[0]._replace(inside=inside), planned.choices[1]))
     before, after = [predict(one, costs, machine(bandwidth=8.0), 4) for one in (planned, wider)]
     new = [one for one in after.lowered.ops if one.decision == "split" and "inside" in one.name]

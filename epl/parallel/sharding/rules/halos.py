@@ -52,7 +52,7 @@ def cut_positions(
             if filled_with is None or len(reaches) < len(found) or max(reach) > size // op.ranks:
                 continue
             emit = _with_halos(dim, reaches, filled_with)
-            inside = _exchanged(op, dim, reach)
+            inside = _exchanged(op, dim, reaches)
         into, out = (shard(dim, (part // op.ranks,) * op.ranks) for part in (size, size // op.attrs["strides"][dim]))
         yield Choice((into, *[REPLICATED] * (len(op.inputs) - 1)), (out,), emit, inside)
 
@@ -71,13 +71,20 @@ def _reach(op: OpInfo, dim: int, window: Optional[int]) -> Optional[_Reach]:
     return _Reach(total // 2, total - total // 2)
 
 
-def _exchanged(op: OpInfo, dim: int, reach: _Reach) -> Tuple[Inside, ...]:
-    """The halos that are sent, and their gradients: as many bytes as the rank has that sends most."""
-    image = op.inputs[0]
+def _exchanged(op: OpInfo, dim: int, reaches: Dict[int, _Reach]) -> Tuple[Inside, ...]:
+    """The halos that are sent, and their gradients: as many bytes as the rank has that sends most.
+
+    The op takes a copy of the part, with its halos and with the padding along the other positions.
+    """
+    image, reach = op.inputs[0], reaches[dim]
     lines = sum(reach) if op.ranks > 2 else max(reach)
     sent = lines * assumed_bytes(shape_without(image, [dim]), image.dtype.size)
     nbytes = sent * op.ranks / (op.ranks - 1)
-    return Inside("all-to-all", nbytes), Inside("all-to-all", nbytes, True)
+    held = assumed_bytes(shape_without(image, reaches), image.dtype.size)
+    for other, around in reaches.items():
+        size = (image.shape or ())[other] or 0
+        held *= size // (op.ranks if other == dim else 1) + sum(around)
+    return Inside("all-to-all", nbytes, held=held), Inside("all-to-all", nbytes, True)
 
 
 def _with_halos(dim: int, reaches: Dict[int, _Reach], filled_with: float) -> Emit:

@@ -117,11 +117,13 @@ class Inside(NamedTuple):
       collective: "all-reduce", "all-gather" or "all-to-all".
       nbytes: of the tensor that each rank has after it; of an all-to-all, what its cost is computed with.
       is_backward: whether it is built for the gradient with respect to the op's first input.
+      held: of an all-to-all, bytes of the tensor that each rank has after it; None: `nbytes`.
     """
 
     collective: str
     nbytes: float
     is_backward: bool = False
+    held: Optional[float] = None
 
     def sent(self, ranks: int) -> float:
         """Bytes that a rank sends, by the algorithm that sends least."""
