@@ -19,6 +19,15 @@ def test_word2vec(oracle: Oracle, topology: Tuple[int, int], tied: bool) -> None
     oracle.check(topology, split_whole.word2vec, tied=tied)
 
 
+@pytest.mark.parametrize(
+    "topology",
+    [(1, 2), (2, 1), *(pytest.param(one, marks=pytest.mark.long) for one in [(2, 2), (4, 1)])],
+    ids=topology_name,
+)
+def test_words_at_positions_that_are_found_by_numbers_of_rows(oracle: Oracle, topology: Tuple[int, int]) -> None:
+    oracle.check(topology, split_whole.masked_words)
+
+
 def test_what_is_not_trained_is_that_of_worker_0_where_all_that_is_trained_is_parts(oracle: Oracle) -> None:
     oracle.check((2, 1), split_whole.frozen)
 

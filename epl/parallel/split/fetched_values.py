@@ -38,7 +38,7 @@ def result_value(
         full.set_shape([None] * len(value.info.shape or ()))  # what tf.Tensor.set_shape has said is not copied
         rows = resharder.row_counts(tf_graph.get_tensor_by_name(prefix + entry.tensor.name), entry.info.batch or 0)
         size = tf.shape(full, out_type=tf.int64)[value.info.batch]
-        rows *= size // tf.maximum(resharder.total_rows(rows), 1)
+        rows = rows * size // tf.maximum(resharder.total_rows(rows), 1)
         return resharder.cut(full, shard(value.info.batch), rows)
 
     return ShardedTensor(

@@ -115,7 +115,13 @@ class Lowering:
         value = self._program.values[number]
         if value.kind == ENTRY:
             with self._at(number):
-                return value.tensor if self._entry is None else self._entry(value.tensor)
+                tensor = value.tensor if self._entry is None else self._entry(value.tensor)
+                growth = self._program.growth.get(value.tensor)
+                return (
+                    tensor
+                    if growth is None
+                    else tensor + growth * self._resharder.own(range(self._program.ranks), tensor.dtype)
+                )
         with self._scopes(value.tensor.op):
             return self._resharder.hide_size(self._variable(value.tensor.op, placement), placement)
 
@@ -166,7 +172,7 @@ class Lowering:
     ) -> Optional[tf.Tensor]:
         """The size of the sharded batch dimension on each rank; None if the placement has sizes.
 
-        The dimension may be a multiple of the batch, such as batch * positions after a reshape.
+        The dimension may be a multiple of the batch, such as batch * positions after a reshape, or a part of it.
         """
         if placement.sizes is not None:
             return None
@@ -176,7 +182,7 @@ class Lowering:
             own = rows[self._resharder.own(range(self._program.ranks), tf.int32)]
         else:
             own = self._resharder.total_rows(rows)
-        return rows * (size // tf.maximum(own, 1))
+        return rows * size // tf.maximum(own, 1)
 
     # ---- Ops.
 

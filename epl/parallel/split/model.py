@@ -63,6 +63,7 @@ from epl.parallel.split.region import Dependence
 from epl.parallel.split.region_outputs import RegionOutputs
 from epl.parallel.split.search import Decision
 from epl.parallel.split.second_gradients import refuse_gradients_of_parts
+from epl.parallel.split.sizes_in_model import doubts
 from epl.utils import tf_compat
 from epl.utils.errors import FeedError, NotAvailableError, PlanError
 
@@ -156,6 +157,8 @@ class SplitModel(ShardOwner, ReplicaGroups):
         graph.keep_whole(sorted(full_inputs, key=lambda tensor: tensor.name))  # feeds are told, too
         graph.keep(SplitSection, decided.section)
         logger.info("%s", report.table(self._program, decision))
+        for doubt in doubts(self._program):
+            logger.warning("%s", doubt)
         self.moved_bytes = sum(report.moved_bytes(self._program, decision))
         self.full_variables: Set[str] = set()
         self.complete: Set[str] = set()

@@ -28,6 +28,7 @@ from epl.parallel.split.region import (
     draws_numbers,
     holds_variable,
 )
+from epl.parallel.split.row_numbers import growth_over_batch
 from epl.parallel.split.shape_inference import OpenShape, closed_shape, open_shapes, shape_of
 from epl.parallel.split.step_times import FullOp, OpTensor, step_seconds
 from epl.utils import tf_compat
@@ -108,6 +109,7 @@ class Program:
       equal: common subexpressions: ops that compute the same as an earlier op are no steps, and have its values.
       fixed: numbers of the values that depend on neither data nor variables.
       ranks: devices in the group.
+      growth: fixed tensor of one rank's batch size -> by how much its numbers grow from rank to rank.
     """
 
     def __init__(
@@ -146,6 +148,8 @@ class Program:
         while set(self._found_own) - set(self._own):
             self._own.update(self._found_own)
             self._read()
+        grown = ((tensor, growth_over_batch(tensor, dim)) for tensor, dim in self._own.items())
+        self.growth = {tensor: growth for tensor, growth in grown if growth is not None}
         self.outputs = {self.number[tensor] for tensor in region.outputs if tensor in self.number}
         for number in self.outputs & self._unsure:
             tensor = self.values[number].tensor
@@ -352,7 +356,8 @@ class Program:
         if all(place is None for place in places):
             return [None] * len(op.outputs)
         if op.type == "Reshape":
-            return [reshaped(places[0], self._rows_of(inputs[0]), op.inputs[0].shape, op.outputs[0].shape)]
+            shapes, target = (op.inputs[0].shape, op.outputs[0].shape), op.inputs[1].constant
+            return [reshaped(places[0], self._rows_of(inputs[0]), *shapes, None if target is None else list(target))]
         # An op treats a dimension in the same way however often it runs through the batch.
         infos = [info._replace(batch=place and place.dim) for info, place in zip(op.inputs, places)]
         asked = op._replace(inputs=tuple(infos))

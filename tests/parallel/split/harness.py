@@ -6,7 +6,7 @@ A model is a function that builds with `batch(name, ...)` placeholders and varia
 import itertools
 import random
 import threading
-from typing import Any, Callable, Dict, List, NamedTuple, Sequence, Tuple
+from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 import numpy as np
 import tensorflow.compat.v1 as tf
@@ -239,9 +239,13 @@ def check(
     prepare: Any = None,
     costs: Any = None,
     ratios: Sequence[int] = (),
+    of_all: Optional[Callable[[], Model]] = None,
 ) -> List[Split]:
-    """Loss, outputs and all gradients are those of the unsplit program, on every rank; the Splits."""
-    plain = Plain(build, feeds)
+    """Loss, outputs and all gradients are those of the unsplit program, on every rank; the Splits.
+
+    `of_all` builds a model into which the size of the batch is written, with that of all ranks.
+    """
+    plain = Plain(of_all or build, feeds)
     results, splits = run_split(build, feeds, plain, prepare, costs, ratios)
     for rank, (loss, outputs, gradients) in enumerate(results):
         close(loss, plain.loss, tolerance)

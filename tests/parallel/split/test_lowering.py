@@ -238,6 +238,34 @@ def test_the_size_of_one_ranks_batch_may_be_written_into_the_model():
             close(output, wanted, 1e-9)
 
 
+@pytest.mark.parametrize("prepare", [None, *map(few_choices, range(3))], ids=["any", "0", "1", "2"])
+@pytest.mark.parametrize("dim, shape", [(0, (2, 4, 6)), (1, (1, 2, 4, 6)), (0, (4, 2, 6)), (0, (8, 3, 2))], ids=str)
+def test_positions_that_enter_as_rows_are_rows_of_the_batch_after_a_reshape(dim, shape, prepare):
+    """Batch and positions come into the split as one dimension of 8, and their sizes are written into the model."""
+
+    def build(times):
+        x = tf.placeholder(FLOAT, [8 * times, 6], "x")
+        sizes = [size * (times if at == dim else 1) for at, size in enumerate(shape)]
+        h = tf.reshape(tf.matmul(x, weights("kernel", 6, 6)), sizes)
+        h = tf.nn.softmax(h, -2) * tf.reduce_sum(tf.tanh(h), -1, keepdims=True)
+        y = tf.matmul(tf.reshape(h, [8 * times, 6]), weights("kernel2", 6, 5))
+        return Model(tf.reduce_mean(tf.square(y)), [y])
+
+    check(lambda: build(1), rows((8, 8), x=(6,)), prepare=prepare, of_all=lambda: build(2))
+
+
+def test_groups_of_a_batch_whose_size_is_in_the_model_are_refused():
+    """4 groups of 2 rows on each device are not 4 groups of the rows of both."""
+
+    def build():
+        x = tf.placeholder(FLOAT, [8, 6], "x")
+        groups = tf.reshape(tf.matmul(x, weights("kernel", 6, 6)), [4, -1, 6])
+        return Model(tf.reduce_mean(tf.square(tf.reduce_sum(groups, 1))), [])
+
+    with pytest.raises(PlanError, match="Reshape.*cannot be built on 2 devices"):
+        Split(build, 2, 0, communicator(2))
+
+
 def test_a_batch_that_does_not_fit_is_refused():
     def build():
         x = tf.placeholder(FLOAT, [4, 6], "x")

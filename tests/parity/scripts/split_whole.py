@@ -13,6 +13,7 @@ from tests.parity.scripts.models import cross_entropy
 from tests.parity.scripts.splits import OPTIMIZERS, annotations, parts
 
 WORDS = 1003
+LENGTH, MASKED = 5, 2  # words of a sentence
 CLASSES, PIXELS = 1000, 32
 SHALLOW = 14  # layers of a ResNet with one unit in each group
 
@@ -46,6 +47,33 @@ def frozen(ctx: Context) -> None:
         neighbours = tf.get_variable("neighbours", [32, WORDS], initializer=initial)
         loss = cross_entropy(neighbour, tf.matmul(features, neighbours))
     _train(ctx, "momentum", loss, word, neighbour)
+
+
+def masked_words(ctx: Context) -> None:
+    """BERT's head: words at masked positions, found by numbers of rows; the size of the batch is in the model."""
+    ctx.init(annotate=False, cluster__colocate_split_and_replicate=True)
+    replicate, split = annotations(ctx)
+    words = tf.placeholder(tf.int32, [ctx.batch, LENGTH])
+    positions, masked = (tf.placeholder(tf.int32, [ctx.batch, MASKED]) for _ in range(2))
+    initial = tf.random_normal_initializer(stddev=0.5, seed=2)
+    with replicate():
+        table = tf.get_variable("table", [WORDS, 16], initializer=initial)
+        hidden = tf.layers.dense(tf.nn.embedding_lookup(table, words), 16, tf.tanh, kernel_initializer=initial)
+        hidden = tf.reshape(hidden, [ctx.batch * LENGTH, 16])
+    with split():
+        mixed = tf.reshape(hidden, [ctx.batch, LENGTH, 16])
+        mixed += tf.reduce_mean(mixed, 1, keepdims=True)
+        before = tf.reshape(tf.range(ctx.batch) * LENGTH, [-1, 1])  # rows of the words of other sentences
+        taken = tf.gather(tf.reshape(mixed, [-1, 16]), tf.reshape(positions + before, [-1]))
+        scores = tf.layers.dense(taken, WORDS, kernel_initializer=initial)
+        loss = cross_entropy(tf.reshape(masked, [-1]), scores)
+    train_op = OPTIMIZERS["momentum"]().minimize(loss)
+    random = np.random.RandomState(4)
+    rows = {
+        tensor: random.randint(0, most, [STEPS * GLOBAL_BATCH, tensor.shape[1]])
+        for tensor, most in ((words, WORDS), (positions, LENGTH), (masked, WORDS))
+    }
+    _run(ctx, loss, train_op, rows)
 
 
 def images(ctx: Context, depth: int, width: int, split_head: bool = True, **config: Any) -> None:
