@@ -236,7 +236,7 @@ def _check(strategy: Strategy) -> None:
             if one.collective not in COLLECTIVES_INSIDE:
                 allowed = ", ".join(COLLECTIVES_INSIDE)
                 raise ValueError(f"{where}.collective is {one.collective!r}, not one of {allowed}")
-            if min(one.share, one.held) < 0:
+            if not (one.share >= 0 and one.held >= 0):  # neither is NaN
                 raise ValueError(f"{where} has a share of {one.share} and holds {one.held}, not numbers of at least 0")
     for number, op in enumerate(strategy.ops):
         if not OUTSIDE <= op.block < len(strategy.blocks):

@@ -37,23 +37,15 @@ def traced(op: OpInfo) -> Optional[List[Optional[int]]]:
 
 
 def reshaped(
-    batch: Optional[Batch],
-    rows: Optional[int],
-    before: Optional[Shape],
-    after: Optional[Shape],
-    target: Optional[Sequence[int]] = None,
+    batch: Optional[Batch], rows: Optional[int], before: Optional[Shape], after: Optional[Shape]
 ) -> Optional[Batch]:
     """The position of the batch after a reshape, which keeps the number of runs through it: t in [t, b] -> [t * b].
 
-    If the target has all sizes but the outermost as numbers, a batch that was outermost is so afterwards: that of b * t
-    rows in [b * t, d] -> [b, t, d].
-
     Args:
       batch: its position before the reshape.
-      rows: of one rank's batch, if they are known: as many on each rank.
+      rows: of one rank's batch, if they are known.
       before: shape of the input, with one rank's batch.
       after: shape of the output, with one rank's batch.
-      target: the sizes that the reshape is given, -1 for one that it finds; None if they are not known.
     """
     if batch is None or before is None or after is None:
         return None
@@ -63,14 +55,9 @@ def reshaped(
     passed = 1
     for dim, size in enumerate(after):
         if size is None or (rows is not None and passed * size % (outside * rows) == 0):
-            if outside % passed == 0:
-                return Batch(dim, outside // passed)
-            break
+            return Batch(dim, outside // passed) if outside % passed == 0 else None
         passed *= size
-    outermost = next((dim for dim, size in enumerate(after) if size != 1), None)
-    if outermost is None or outside != 1 or rows is None or target is None or -1 in target[outermost + 1 :]:
-        return None
-    return Batch(outermost, 1)
+    return None
 
 
 def _product(sizes: Sequence[Optional[int]], product: int) -> Optional[int]:

@@ -157,6 +157,9 @@ class SplitModel(ShardOwner, ReplicaGroups):
         graph.keep_whole(sorted(full_inputs, key=lambda tensor: tensor.name))  # feeds are told, too
         graph.keep(SplitSection, decided.section)
         logger.info("%s", report.table(self._program, decision))
+        if self._program.growth:
+            names = ", ".join(sorted(tensor.op.name for tensor in self._program.growth))
+            logger.info("split: numbers of rows, which go on from device to device: %s", names)
         for doubt in doubts(self._program):
             logger.warning("%s", doubt)
         self.moved_bytes = sum(report.moved_bytes(self._program, decision))

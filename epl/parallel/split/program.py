@@ -27,6 +27,7 @@ from epl.parallel.split.region import (
     draws_data,
     draws_numbers,
     holds_variable,
+    rows_of_data,
 )
 from epl.parallel.split.row_numbers import growth_over_batch
 from epl.parallel.split.shape_inference import OpenShape, closed_shape, open_shapes, shape_of
@@ -109,7 +110,8 @@ class Program:
       equal: common subexpressions: ops that compute the same as an earlier op are no steps, and have its values.
       fixed: numbers of the values that depend on neither data nor variables.
       ranks: devices in the group.
-      growth: fixed tensor of one rank's batch size -> by how much its numbers grow from rank to rank.
+      own: fixed tensor of one rank's batch size -> its dimension of the rows.
+      growth: of those that are numbers of rows -> by how much they grow from rank to rank.
     """
 
     def __init__(
@@ -139,16 +141,17 @@ class Program:
         self._region = region
         self._inside = frozenset(region.ops)
         self._times = times or times_on("cpu")
+        self._whole = whole
         self._depends_on_data = Dependence(beside=whole)
         self._depends_on_variables = Dependence(holds_variable)
         self._shapes = open_shapes(region) if shapes is None else shapes
         self._granularities = granularities(region.ops, self._shape)
-        self._own: Dict[tf.Tensor, int] = {}  # fixed tensor -> its dimension of one rank's batch size
+        self.own: Dict[tf.Tensor, int] = {}
         self._read()
-        while set(self._found_own) - set(self._own):
-            self._own.update(self._found_own)
+        while set(self._found_own) - set(self.own):
+            self.own.update(self._found_own)
             self._read()
-        grown = ((tensor, growth_over_batch(tensor, dim)) for tensor, dim in self._own.items())
+        grown = ((tensor, growth_over_batch(tensor, dim)) for tensor, dim in self.own.items())
         self.growth = {tensor: growth for tensor, growth in grown if growth is not None}
         self.outputs = {self.number[tensor] for tensor in region.outputs if tensor in self.number}
         for number in self.outputs & self._unsure:
@@ -176,11 +179,9 @@ class Program:
         """The ops without those that compute tensors of `_own` alone: these are entries, and each rank has its own."""
         dropped: Set[tf.Operation] = set()
         for op in reversed(ops):
-            consumers = [
-                consumer for output in op.outputs if output not in self._own for consumer in output.consumers()
-            ]
-            if self._own and op.outputs and all(consumer in dropped for consumer in consumers):
-                if consumers or any(output in self._own for output in op.outputs):
+            consumers = [consumer for output in op.outputs if output not in self.own for consumer in output.consumers()]
+            if self.own and op.outputs and all(consumer in dropped for consumer in consumers):
+                if consumers or any(output in self.own for output in op.outputs):
                     dropped.add(op)
         return [op for op in ops if op not in dropped]
 
@@ -229,8 +230,8 @@ class Program:
         """The number of an input of an op; -1 if it comes from inside a loop."""
         if tensor in self.number:
             return self.number[tensor]
-        if tensor in self._own:
-            return self._entry(tensor, self._own[tensor])
+        if tensor in self.own:
+            return self._entry(tensor, self.own[tensor])
         if tensor in self._region.variables:
             return self._variable(tensor, self._region.variables[tensor])
         return -1 if tensor.op in self._inside else self._entry(tensor, batch_dimension(tensor, self._depends_on_data))
@@ -356,8 +357,7 @@ class Program:
         if all(place is None for place in places):
             return [None] * len(op.outputs)
         if op.type == "Reshape":
-            shapes, target = (op.inputs[0].shape, op.outputs[0].shape), op.inputs[1].constant
-            return [reshaped(places[0], self._rows_of(inputs[0]), *shapes, None if target is None else list(target))]
+            return [reshaped(places[0], self._rows_of(inputs[0]), op.inputs[0].shape, op.outputs[0].shape)]
         # An op treats a dimension in the same way however often it runs through the batch.
         infos = [info._replace(batch=place and place.dim) for info, place in zip(op.inputs, places)]
         asked = op._replace(inputs=tuple(infos))
@@ -387,11 +387,15 @@ class Program:
         return None
 
     def _rows_of(self, value: Value) -> Optional[int]:
-        """The number of rows of one rank's batch, if the user's graph has it as a static size."""
+        """The number of rows of one rank's batch, if the user's graph has it as a static size.
+
+        What enters may have a dimension of batch * positions: then it is that of the data.
+        """
         if value.batch is None:
             return None
         entry = self.values[value.rows_of]
-        return entry.tensor.shape[entry.info.batch or 0].value
+        size, rows = entry.tensor.shape[entry.info.batch or 0].value, rows_of_data(entry.tensor, self._whole)
+        return rows if size is not None and rows and size % rows == 0 else size
 
     # ---- Times.
 

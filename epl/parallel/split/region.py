@@ -141,6 +141,27 @@ class Dependence:
         return known[tensor.op]
 
 
+def rows_of_data(tensor: tf.Tensor, beside: Container[tf.Tensor] = ()) -> Optional[int]:
+    """The number of rows of the data that a tensor is computed from; None if it is open, or not the same for all.
+
+    Args:
+      tensor: from outside of a split.
+      beside: tensors that hold no rows of a batch.
+    """
+    sizes: Set[Optional[int]] = set()
+    passed, left = {tensor.op}, [tensor.op]
+    while left:
+        op = left.pop()
+        if op.type in _SOURCES:
+            ranked = [one for one in op.outputs if one not in beside and one.shape.ndims != 0]
+            sizes.update(one.shape[0].value if one.shape.ndims else None for one in ranked)
+        elif op.type not in op_types.VARIABLES:
+            new = {one.op for one in op.inputs if one not in beside} - passed
+            passed |= new
+            left += new
+    return sizes.pop() if len(sizes) == 1 else None
+
+
 def batch_dimension(tensor: tf.Tensor, depends_on_data: Dependence) -> Optional[int]:
     """The dimension of a tensor from outside a split that holds the rows of a rank's own batch; None without one."""
     if tensor.dtype.base_dtype in (tf.resource, tf.variant) or tensor.shape.ndims == 0:

@@ -11,9 +11,11 @@ number for each row is seen to by `row_numbers.py`.
 
 from typing import List, Optional, Set
 
+import numpy as np
 import tensorflow.compat.v1 as tf
 
 from epl.parallel.split.program import ENTRY, Program, Step
+from epl.parallel.split.row_numbers import lengths_of_ranges
 from epl.utils import tf_compat
 from epl.utils.source_line import user_line
 
@@ -32,7 +34,13 @@ def doubts(program: Program) -> List[str]:
             rows.add(value.tensor.shape[value.info.batch].value or 0)
     rows.discard(0)
     made: Set[int] = set()  # numbers of values that are made of rows, and have none
-    found = []
+    found = [
+        f"split: {tensor.op.type} {tensor.op.name!r} ({user_line(tensor.op)}) has a whole number for each row of one "
+        f"device, and they grow from row to row: the rows of each of the {program.ranks} devices get the same. If they "
+        "are numbers of rows, make them by tf.range()."
+        for tensor, dim in program.own.items()
+        if tensor not in program.growth and _may_be_numbers(tensor, dim)
+    ]
     for step in program.steps if rows else ():
         has_rows = [number >= 0 and program.values[number].batch is not None for number in step.inputs]
         without = [number for number in step.outputs if program.values[number].batch is None]
@@ -51,27 +59,20 @@ def doubts(program: Program) -> List[str]:
     return found[:_TOLD] + [f"split: {more} more op(s) of these kinds"] * (more > 0)
 
 
+def _may_be_numbers(tensor: tf.Tensor, dim: int) -> bool:
+    """Whether whole numbers, if they are known, grow from row to row, not each time."""
+    value = tf_compat.evaluate_constant(tensor) if tensor.dtype.is_integer else None
+    steps = np.zeros(0) if value is None else np.diff(value.astype(np.int64), axis=dim)
+    return bool(steps.any() and (steps >= 0).all())
+
+
 def _one_row(program: Program, step: Step, has_rows: List[bool]) -> Optional[str]:
     """Of one row, a number is also that of all rows."""
     if step.op.type in _SUMS and any(has_rows):
         for number, tensor in zip(step.inputs, step.op.inputs):
-            if number in program.fixed and any(_is_one_number(op) for op in _ancestors(tensor.op)):
+            if number in program.fixed and 1 in lengths_of_ranges(tensor):
                 return "takes the number of a row, and the batch of a device has 1 row"
     return None
-
-
-def _is_one_number(op: tf.Operation) -> bool:
-    return op.type == "Range" and op.outputs[0].shape.num_elements() == 1
-
-
-def _ancestors(op: tf.Operation) -> Set[tf.Operation]:
-    """An op and what it is computed from."""
-    found, left = {op}, [op]
-    while left:
-        new = {tensor.op for tensor in left.pop().inputs} - found
-        found |= new
-        left += new
-    return found
 
 
 def _scale(program: Program, step: Step, rows: Set[int], made: Set[int]) -> Optional[str]:

@@ -241,25 +241,28 @@ def test_the_size_of_one_ranks_batch_may_be_written_into_the_model():
 @pytest.mark.parametrize("prepare", [None, *map(few_choices, range(3))], ids=["any", "0", "1", "2"])
 @pytest.mark.parametrize("dim, shape", [(0, (2, 4, 6)), (1, (1, 2, 4, 6)), (0, (4, 2, 6)), (0, (8, 3, 2))], ids=str)
 def test_positions_that_enter_as_rows_are_rows_of_the_batch_after_a_reshape(dim, shape, prepare):
-    """Batch and positions come into the split as one dimension of 8, and their sizes are written into the model."""
+    """A batch of 2 rows with 4 positions comes into the split as 8 rows, and these sizes are written into the model."""
 
     def build(times):
-        x = tf.placeholder(FLOAT, [8 * times, 6], "x")
+        x = tf.placeholder(FLOAT, [2 * times, 4, 6], "x")
+        entering = tf.reshape(x, [8 * times, 6])
+        before = tf.get_default_graph().get_operations()
         sizes = [size * (times if at == dim else 1) for at, size in enumerate(shape)]
-        h = tf.reshape(tf.matmul(x, weights("kernel", 6, 6)), sizes)
+        h = tf.reshape(tf.matmul(entering, weights("kernel", 6, 6)), sizes)
         h = tf.nn.softmax(h, -2) * tf.reduce_sum(tf.tanh(h), -1, keepdims=True)
         y = tf.matmul(tf.reshape(h, [8 * times, 6]), weights("kernel2", 6, 5))
-        return Model(tf.reduce_mean(tf.square(y)), [y])
+        return Model(tf.reduce_mean(tf.square(y)), [y], before)
 
-    check(lambda: build(1), rows((8, 8), x=(6,)), prepare=prepare, of_all=lambda: build(2))
+    check(lambda: build(1), rows((2, 2), x=(4, 6)), prepare=prepare, of_all=lambda: build(2))
 
 
-def test_groups_of_a_batch_whose_size_is_in_the_model_are_refused():
+@pytest.mark.parametrize("shape", [[4, -1, 6], [4, 2, 6]], ids=str)
+def test_groups_of_a_batch_whose_size_is_in_the_model_are_refused(shape):
     """4 groups of 2 rows on each device are not 4 groups of the rows of both."""
 
     def build():
         x = tf.placeholder(FLOAT, [8, 6], "x")
-        groups = tf.reshape(tf.matmul(x, weights("kernel", 6, 6)), [4, -1, 6])
+        groups = tf.reshape(tf.matmul(x, weights("kernel", 6, 6)), shape)
         return Model(tf.reduce_mean(tf.square(tf.reduce_sum(groups, 1))), [])
 
     with pytest.raises(PlanError, match="Reshape.*cannot be built on 2 devices"):

@@ -1,4 +1,4 @@
-"""Models that have the number of rows of a batch, and numbers of rows, as numbers: right, refused, or told."""
+"""Models that have the number of rows of a batch, and numbers of rows, as numbers: right, or told."""
 
 import logging
 
@@ -7,7 +7,6 @@ import pytest
 import tensorflow.compat.v1 as tf
 
 from epl.parallel.split.sizes_in_model import doubts
-from epl.utils.errors import PlanError
 from tests.parallel.split.harness import Model, Split, check, communicator, few_choices, rows
 from tests.parallel.split.models import FLOAT, weights
 
@@ -54,6 +53,23 @@ def scaled_by_weights(count, x, at):
     return sentences(x, count)[:, 0] * tf.constant(np.tile(once, [count // ROWS, 1]), FLOAT)
 
 
+def scaled_by_falling_weights(count, x, at):
+    return sentences(x, count)[:, 0] * tf.constant(np.tile([[4.0], [3.0], [2.0], [1.0]], [count // ROWS, 1]), FLOAT)
+
+
+def with_periods(count, x, at):
+    return tf.gather_nd(sentences(x, count), tf.stack([tf.range(count), at[:, 0] * 0 + tf.range(count) % 2], 1))
+
+
+def with_positions(count, x, at):
+    return hidden(x, count) * tf.reshape(tf.cast(tf.tile(tf.range(WORDS), [count]), FLOAT), [-1, 1])
+
+
+def with_labels(count, x, at):
+    classes = tf.constant(np.tile(np.eye(ROWS), [count // ROWS, 2]), FLOAT)
+    return classes * tf.nn.log_softmax(sentences(x, count)[:, 0])
+
+
 def of_each_sentence_twice(count, x, at):
     numbers = np.repeat(np.arange(count) * WORDS, 2).astype(np.int32)
     return tf.gather(hidden(x, count), tf.reshape(at, [-1]) + numbers)
@@ -90,17 +106,32 @@ def model(case, times, of_one=ROWS):
     return Model(tf.reduce_mean(tf.square(y)), [y])
 
 
+def test_constants_of_two_rows_may_be_labels():
+    def build(times):
+        x = tf.placeholder(FLOAT, [2 * times, 6], "x")
+        is_real = tf.constant(np.tile([[1.0], [0.0]], [times, 1]), FLOAT)
+        losses = tf.nn.sigmoid_cross_entropy_with_logits(labels=is_real, logits=tf.matmul(x, weights("kernel", 6, 1)))
+        return Model(
+            tf.reduce_mean(losses * tf.cast(tf.constant(np.tile([[True], [False]], [times, 1])), FLOAT)), [losses]
+        )
+
+    check(lambda: build(1), rows((2, 2), x=(6,)), of_all=lambda: build(2))
+
+
 @pytest.mark.parametrize("prepare", [None, few_choices(1)], ids=["any", "few"])
 @pytest.mark.parametrize(
     "case",
     [
         at_flat_positions,
         at_positions,
-        at_positions_of_an_array,
         by_batch_gather,
         at_the_best,
         scaled_by_numbers,
         scaled_by_weights,
+        scaled_by_falling_weights,
+        with_periods,
+        with_positions,
+        with_labels,
     ],
     ids=lambda case: case.__name__,
 )
@@ -115,17 +146,12 @@ def test_the_first_doubts_are_told_and_the_others_counted():
     assert len(doubts(split.program)) == 4 and doubts(split.program)[-1] == "split: 1 more op(s) of these kinds"
 
 
-@pytest.mark.parametrize("case", [of_each_sentence_twice, by_segments], ids=lambda case: case.__name__)
-def test_numbers_that_do_not_grow_evenly_are_refused(case):
-    with pytest.raises(
-        PlanError, match=r"has numbers for the \d+ rows .* cannot tell which ones .* other devices have"
-    ):
-        Split(lambda: model(case, 1), 2, 0, communicator(2))
-
-
 @pytest.mark.parametrize(
     "case, told",
     [
+        (at_positions_of_an_array, "has a whole number for each row of one device, and they grow from row to row"),
+        (of_each_sentence_twice, "has a whole number for each row of one device, and they grow from row to row"),
+        (by_segments, "has a whole number for each row of one device, and they grow from row to row"),
         (first_words, "takes rows of the batch by numbers that the model has"),
         (one_by_one, "takes rows of the batch by numbers that the model has"),
         (a_sum_over_a_number, "scales by 4 what is computed from rows, and the batch of a device has 4 rows"),
