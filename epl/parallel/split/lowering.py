@@ -116,12 +116,10 @@ class Lowering:
         if value.kind == ENTRY:
             with self._at(number):
                 tensor = value.tensor if self._entry is None else self._entry(value.tensor)
-                growth = self._program.growth.get(value.tensor)
-                return (
-                    tensor
-                    if growth is None
-                    else tensor + growth * self._resharder.own(range(self._program.ranks), tensor.dtype)
-                )
+                if value.tensor not in self._program.growth:
+                    return tensor
+                batches_before = self._resharder.own(range(self._program.ranks), tensor.dtype)
+                return tensor + self._program.growth[value.tensor] * batches_before
         with self._scopes(value.tensor.op):
             return self._resharder.hide_size(self._variable(value.tensor.op, placement), placement)
 

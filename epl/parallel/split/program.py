@@ -142,6 +142,7 @@ class Program:
         self._inside = frozenset(region.ops)
         self._times = times or times_on("cpu")
         self._whole = whole
+        self._data_rows: Dict[tf.Tensor, Optional[int]] = {}
         self._depends_on_data = Dependence(beside=whole)
         self._depends_on_variables = Dependence(holds_variable)
         self._shapes = open_shapes(region) if shapes is None else shapes
@@ -394,7 +395,9 @@ class Program:
         if value.batch is None:
             return None
         entry = self.values[value.rows_of]
-        size, rows = entry.tensor.shape[entry.info.batch or 0].value, rows_of_data(entry.tensor, self._whole)
+        if entry.tensor not in self._data_rows:
+            self._data_rows[entry.tensor] = rows_of_data(entry.tensor, self._whole)
+        size, rows = entry.tensor.shape[entry.info.batch or 0].value, self._data_rows[entry.tensor]
         return rows if size is not None and rows and size % rows == 0 else size
 
     # ---- Times.
