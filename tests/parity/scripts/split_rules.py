@@ -25,7 +25,7 @@ from tests.parallel.sharding.rules import (
 )
 from tests.parallel.sharding.rules.rule_harness import Case, batch_of, op_of, short, values_of
 from tests.parallel.sharding.rules.rule_inputs import Input
-from tests.parity.context import GLOBAL_BATCH, Context
+from tests.parity.context import BY_HAND, GLOBAL_BATCH, Context
 from tests.parity.scripts.splits import annotations
 
 GROUPS: Dict[str, List[Callable[[], Iterator[Case]]]] = {
@@ -222,14 +222,18 @@ def train(
         ctx, {op.name: turn + number for number, (op, _) in enumerate(built)}, {of_case.op.name for _, of_case in built}
     ):
         pairs = optimizer.compute_gradients(loss)
+    by_parts = [(grad, var) for grad, var in pairs if grad is not None] if ctx.mode == BY_HAND else []
+    means = [tf.placeholder(var.dtype.base_dtype, var.shape) for _, var in by_parts]
     with tf.control_dependencies([losses]):
-        train_op = optimizer.apply_gradients(pairs)
+        train_op = optimizer.apply_gradients([(mean, var) for mean, (_, var) in zip(means, by_parts)] or pairs)
     with tf.Session() as sess:
         sess.run(tf.global_variables_initializer())
         feeds = {
             tensor: np.array_split(rows, ctx.workers)[ctx.worker] if ctx.planned else rows
             for tensor, rows in builder.feeds.items()
         }
+        if by_parts:
+            feeds.update(zip(means, _means_over_parts(ctx, sess, [grad for grad, _ in by_parts], feeds)))
         before = sess.run([losses, train_op], feeds)[0]
         for value in before:
             ctx.record(loss=value)
@@ -239,6 +243,17 @@ def train(
             after = sess.run([losses, train_op], feeds)[0]
             values.update({case.name: value for (case, _), value in zip(cases, after)})
         ctx.results["variables"] = [values]
+
+
+def _means_over_parts(
+    ctx: Context, sess: tf.Session, gradients: Sequence[Any], feeds: Dict[tf.Tensor, np.ndarray]
+) -> List[np.ndarray]:
+    """Gradients as the means of those of parts of the rows: how plain TensorFlow rounds otherwise."""
+    found = []
+    for part in range(ctx.replicas):
+        rows = {tensor: np.array_split(values, ctx.replicas)[part] for tensor, values in feeds.items()}
+        found.append(sess.run([tf.convert_to_tensor(one) for one in gradients], rows))
+    return [np.mean(of_parts, axis=0) for of_parts in zip(*found)]
 
 
 @contextlib.contextmanager
