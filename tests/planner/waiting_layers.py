@@ -9,7 +9,7 @@ import json
 import os
 import re
 import time
-from typing import NamedTuple, Tuple
+from typing import NamedTuple, Sequence, Tuple
 
 import numpy as np
 import tensorflow.compat.v1 as tf
@@ -149,3 +149,19 @@ def _wait(tensor, seconds, speed, name):
     waited.set_shape(tensor.shape)
     SECONDS[waited.op.get_attr("token")] = seconds
     return waited
+
+
+def write_machine(path: str, speeds: Sequence[int], devices: int) -> None:
+    """Writes a machine with so many devices of each speed, a worker's, in one node with shared memory.
+
+    `WaitingProfile` reads the speeds from their names. Layers that wait take no cores from each other.
+    """
+    from epl.planner.machine import files, presets
+    from epl.planner.machine.machine import LinkLevel, Machine, MachineNode
+
+    cpu, link = presets.DEVICES["cpu"], presets.LINKS["shm"]
+    kinds = {speed: cpu._replace(name=f"cpu-{speed}", shared_by=1) for speed in speeds}
+    names = tuple(kinds[speed].name for speed in speeds for _ in range(devices))
+    node = MachineNode(names, (LinkLevel(link.name, (tuple(range(len(names))),)),), "")
+    with open(path, "w") as file:
+        file.write(files.to_json(Machine("waiting", tuple(kinds.values()), (link,), (node,))))

@@ -7,9 +7,10 @@ python -m tests.planner.waiting_plans measure NAME    prints the seconds of the 
 import json
 import os
 import sys
+import tempfile
 
 from tests.planner.recorded_script import recorded_graph, simulated_seconds
-from tests.planner.waiting_layers import WaitingPlan, WaitingProfile, build, train
+from tests.planner.waiting_layers import WaitingPlan, WaitingProfile, build, train, write_machine
 
 COLOCATED = {"cluster__colocate_split_and_replicate": True}
 EACH = 0.003  # seconds per row and layer, forward
@@ -90,14 +91,17 @@ def measure(plan, steps=5):
 
 def predict(plan):
     """The seconds of a simulated step, with the given times of the layers."""
-    settings = {
-        "cluster.device_type": "cpu",
-        "cluster.num_virtual_devices": str(plan.devices),
-        "auto.rows": str(plan.rows),
-        "auto.machine": f"{plan.workers * plan.devices}*cpu",
-    }
-    graph = recorded_graph(settings, plan.workers, lambda device: WaitingProfile(), lambda: build(plan))
-    return simulated_seconds(graph)
+    with tempfile.TemporaryDirectory() as folder:
+        machine = os.path.join(folder, "machine.json")
+        write_machine(machine, (1,) * plan.workers, plan.devices)
+        settings = {
+            "cluster.device_type": "cpu",
+            "cluster.num_virtual_devices": str(plan.devices),
+            "auto.rows": str(plan.rows),
+            "auto.machine": machine,
+        }
+        graph = recorded_graph(settings, plan.workers, lambda device: WaitingProfile(), lambda: build(plan))
+        return simulated_seconds(graph)
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ import sys
 from typing import Any, Dict, List, NamedTuple, Tuple
 
 from tests.planner.recorded_script import recorded_graph
-from tests.planner.waiting_layers import WaitingPlan, WaitingProfile, build, train
+from tests.planner.waiting_layers import WaitingPlan, WaitingProfile, build, train, write_machine
 
 FOUND, ALWAYS = "found", "always"
 STEPS = 5
@@ -72,7 +72,7 @@ def search(name: str, folder: str) -> Dict[str, Tuple[str, float]]:
 
     model = SEARCHES[name]
     machine = os.path.join(folder, "machine.json")
-    _write_machine(machine, model)
+    write_machine(machine, model.speeds, model.devices)
     settings = {"cluster.device_type": "cpu", "cluster.num_virtual_devices": str(model.devices)}
     keys: Dict[str, object] = {"auto.planner": "search", "auto.machine": machine, "auto.rows": model.rows}
     plan = model.plan(name, keys)
@@ -118,19 +118,6 @@ def _at_speeds(model: WaitingSearch, path: str) -> WaitingSearch:
         seconds / model.speeds[stages[f"block0_layer{layer}_forward"]] for layer, seconds in enumerate(model.layers)
     ]
     return model._replace(layers=tuple(layers), speeds=(1,) * len(model.speeds))
-
-
-def _write_machine(path: str, model: WaitingSearch) -> None:
-    """All devices in one node, by shared memory; `WaitingProfile` reads their speeds from their names."""
-    from epl.planner.machine import files, presets
-    from epl.planner.machine.machine import LinkLevel, Machine, MachineNode
-
-    cpu, link = presets.DEVICES["cpu"], presets.LINKS["shm"]
-    kinds = {speed: cpu._replace(name=f"cpu-{speed}") for speed in model.speeds}
-    names = tuple(kinds[speed].name for speed in model.speeds for _ in range(model.devices))
-    node = MachineNode(names, (LinkLevel(link.name, (tuple(range(len(names))),)),), "")
-    with open(path, "w") as file:
-        file.write(files.to_json(Machine("waiting", tuple(kinds.values()), (link,), (node,))))
 
 
 if __name__ == "__main__":
