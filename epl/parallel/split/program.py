@@ -18,6 +18,7 @@ from epl.parallel.sharding.rules import all as all_rules  # noqa: F401  (fills t
 from epl.parallel.sharding.rules.registry import Choice, OpInfo, Shape, TensorInfo, choices_of
 from epl.parallel.split.batch_dims import Batch, guessed, is_ambiguous, reshaped, traced
 from epl.parallel.split.common_subexpressions import CommonSubexpressions
+from epl.parallel.split.continued_ranges import growth_over_batch
 from epl.parallel.split.divisibility import granularities
 from epl.parallel.split.region import (
     Dependence,
@@ -29,7 +30,6 @@ from epl.parallel.split.region import (
     holds_variable,
     rows_of_data,
 )
-from epl.parallel.split.row_numbers import growth_over_batch
 from epl.parallel.split.shape_inference import OpenShape, closed_shape, open_shapes, shape_of
 from epl.parallel.split.step_times import FullOp, OpTensor, step_seconds
 from epl.utils import tf_compat
@@ -177,7 +177,7 @@ class Program:
             self._add_step(op)
 
     def _needed(self, ops: List[tf.Operation]) -> List[tf.Operation]:
-        """The ops without those that compute tensors of `_own` alone: these are entries, and each rank has its own."""
+        """The ops without those that compute tensors of `own` alone: these are entries, and each rank has its own."""
         dropped: Set[tf.Operation] = set()
         for op in reversed(ops):
             consumers = [consumer for output in op.outputs if output not in self.own for consumer in output.consumers()]

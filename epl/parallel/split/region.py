@@ -148,18 +148,23 @@ def rows_of_data(tensor: tf.Tensor, beside: Container[tf.Tensor] = ()) -> Option
       tensor: from outside of a split.
       beside: tensors that hold no rows of a batch.
     """
-    sizes: Set[Optional[int]] = set()
-    passed, left = {tensor.op}, [tensor.op]
-    while left:
-        op = left.pop()
-        if op.type in _SOURCES:
-            ranked = [one for one in op.outputs if one not in beside and one.shape.ndims != 0]
-            sizes.update(one.shape[0].value if one.shape.ndims else None for one in ranked)
-        elif op.type not in op_types.VARIABLES:
-            new = {one.op for one in op.inputs if one not in beside} - passed
-            passed |= new
-            left += new
+    ends = _SOURCES | op_types.VARIABLES
+    ops = computed_from(tensor, lambda op: () if op.type in ends else [one for one in op.inputs if one not in beside])
+    read = [
+        one for op in ops if op.type in _SOURCES for one in op.outputs if one not in beside and one.shape.ndims != 0
+    ]
+    sizes = {one.shape[0].value if one.shape.ndims else None for one in read}
     return sizes.pop() if len(sizes) == 1 else None
+
+
+def computed_from(tensor: tf.Tensor, inputs: Callable[[tf.Operation], Iterable[tf.Tensor]]) -> Set[tf.Operation]:
+    """The op of a tensor and those that it is computed from, by the inputs of each op that count."""
+    found, left = {tensor.op}, [tensor.op]
+    while left:
+        new = {one.op for one in inputs(left.pop())} - found
+        found |= new
+        left += new
+    return found
 
 
 def batch_dimension(tensor: tf.Tensor, depends_on_data: Dependence) -> Optional[int]:

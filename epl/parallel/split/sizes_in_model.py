@@ -6,7 +6,7 @@
     [h[i] for i in range(32)]               told: all are rows of the first device
 
 Only the user knows what a number stands for. What does not fit together is refused where it is built, and what has one
-number for each row is seen to by `row_numbers.py`.
+number for each row is seen to by `continued_ranges.py`.
 """
 
 from typing import List, Optional, Set
@@ -14,8 +14,8 @@ from typing import List, Optional, Set
 import numpy as np
 import tensorflow.compat.v1 as tf
 
+from epl.parallel.split.continued_ranges import lengths_of_ranges
 from epl.parallel.split.program import ENTRY, Program, Step
-from epl.parallel.split.row_numbers import lengths_of_ranges
 from epl.utils import tf_compat
 from epl.utils.source_line import user_line
 
@@ -27,7 +27,7 @@ _PICKS = frozenset(["Gather", "GatherV2", "StridedSlice"])  # rows by number
 
 
 def doubts(program: Program) -> List[str]:
-    """Sentences about ops which may count on the rows of one device, and on which the loss depends."""
+    """Sentences about what may count on the rows of one device: constants, and ops on which the loss depends."""
     rows: Set[int] = set()
     for value in program.values:
         if value.kind == ENTRY and value.info.batch is not None:

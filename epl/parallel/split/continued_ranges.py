@@ -13,6 +13,7 @@ from typing import Optional, Set
 import numpy as np
 import tensorflow.compat.v1 as tf
 
+from epl.parallel.split.region import computed_from
 from epl.utils import tf_compat
 
 # Of a number of a row they make one of the same row.
@@ -45,13 +46,5 @@ def growth_over_batch(tensor: tf.Tensor, dim: int) -> Optional[np.ndarray]:
 
 def lengths_of_ranges(tensor: tf.Tensor) -> Set[int]:
     """The lengths of the ranges from which a tensor is computed by sums, products and changes of shape."""
-    found: Set[int] = set()
-    passed, left = {tensor.op}, [tensor.op]
-    while left:
-        op = left.pop()
-        if op.type == "Range":
-            found.add(op.outputs[0].shape.num_elements() or 0)
-        new = {one.op for one in op.inputs if op.type in _KEEPING} - passed
-        passed |= new
-        left += new
-    return found
+    ops = computed_from(tensor, lambda op: op.inputs if op.type in _KEEPING else ())
+    return {op.outputs[0].shape.num_elements() or 0 for op in ops if op.type == "Range"}

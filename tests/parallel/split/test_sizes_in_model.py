@@ -179,4 +179,4 @@ def test_a_split_tells_what_it_doubts(init, caplog):
     with caplog.at_level(logging.WARNING, "epl"):
         tf.train.GradientDescentOptimizer(0.1).minimize(loss)
     (told,) = [record.getMessage() for record in caplog.records if "scales by 4" in record.getMessage()]
-    assert "In the split are the rows of all 2 devices" in told and "test_row_numbers.py" in told
+    assert "In the split are the rows of all 2 devices" in told and "test_sizes_in_model.py" in told
